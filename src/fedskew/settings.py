@@ -1,0 +1,84 @@
+"""Settings from text: `name:key=value,...`, TOML tables, `--set`. The border where mistakes are caught.
+
+Every setting is a field of a frozen dataclass; its type (with `Annotated[..., Meta(...)]` bounds)
+is the check. What does not fit becomes a `Mistake`: one sentence, the nearest valid choice, exit 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Mistake(ValueError):
+    """A user's mistake, said in one sentence: what was given and what would do."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> Mistake:
+    """The sentence for a name that is not there: `unknown split 'iidd'; did you mean 'iid'? ...`"""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ";"
+    return Mistake(f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def choose(kind: str, given: str, known: Mapping[str, T]) -> T:
+    """The entry of a registry, or the `unknown` sentence."""
+    if given not in known:
+        raise unknown(kind, given, known)
+    return known[given]
+
+
+def build(kind: type[T], values: Mapping[str, Any], what: str) -> T:
+    """A frozen dataclass from plain values (numbers may be text). Raises `Mistake`."""
+    fields = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise unknown(f"setting of {what}", key, fields)
+    required = [f.name for f in dataclasses.fields(kind) if f.init and f.default is f.default_factory]  # type: ignore[arg-type]
+    for name in required:
+        if name not in values:
+            raise Mistake(f"{what} needs {name}=..., which was not given.")
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Mistake(_sentence(kind, values, what, str(error))) from None
+
+
+def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> str:
+    problem, _, where = error.partition(" - at `$")
+    key = re.match(r"\.(\w+)", where)
+    if key is None:  # raised by __post_init__, which speaks for itself
+        return problem if what in problem else f"{what}: {problem}"
+    name = key.group(1)
+    hint = get_type_hints(kind)[name]
+    choices = [c for option in (hint, *get_args(hint)) if get_origin(option) is Literal for c in get_args(option)]
+    wanted = f"expected one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
+    wanted = re.sub(r", got `\w+`", "", wanted).replace("`", "")
+    return f"{what}: {name}={values[name]!r} will not do: {wanted}."
+
+
+def parse(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
+    """`a:x=1,y=2+b:z=3` -> [("a", {"x": "1", "y": "2"}), ("b", {"z": "3"})]."""
+    steps = []
+    for part in text.split("+"):
+        name, _, rest = part.strip().partition(":")
+        options: dict[str, str] = {}
+        for pair in filter(None, (piece.strip() for piece in rest.split(","))):
+            key, equals, value = (piece.strip() for piece in pair.partition("="))
+            if not equals or not key or not value:
+                raise Mistake(f"{kind} '{part.strip()}' has '{pair}' where key=value was expected.")
+            if key in options:
+                raise Mistake(f"{kind} '{part.strip()}' gives {key} twice.")
+            options[key] = value
+        if not name:
+            raise Mistake(f"{kind} '{text}' has an empty part; write name:key=value,...+name:key=value,...")
+        steps.append((name, options))
+    return steps
