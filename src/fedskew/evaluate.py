@@ -1,0 +1,164 @@
+"""The metric vocabulary: one set of words for every method, engine and table.
+
+    global      the server's model on the balanced test set
+    clients     a model on each client's own test part, over all clients (or a stated sample):
+                `global` the server's model, `personal` the one that client would deploy
+    new         the same for clients that never train
+
+    accuracy, loss, per_class           of one model on one set
+    mean, weighted, std, worst_decile   of accuracy over clients: unweighted, by test samples,
+                                        spread, and the mean of the worst tenth
+Nothing here is a maximum over test rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedskew.site import Data, batch_norms, pieces
+
+BATCH = 500  # samples per evaluation step; fixed, because batch statistics depend on it
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model on one set of samples, in counts, so that scores add up exactly."""
+
+    correct: tuple[int, ...]  # by class
+    total: tuple[int, ...]  # by class
+    loss: float  # sum over samples
+
+    @property
+    def samples(self) -> int:
+        return sum(self.total)
+
+    @property
+    def accuracy(self) -> float:
+        return sum(self.correct) / max(self.samples, 1)
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            tuple(a + b for a, b in zip(self.correct, other.correct, strict=True)),
+            tuple(a + b for a, b in zip(self.total, other.total, strict=True)),
+            self.loss + other.loss,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "loss": self.loss / max(self.samples, 1), "per_class": per_class(self)}
+
+
+def per_class(score: Score) -> list[float | None]:
+    """Accuracy by class; None where there is no sample."""
+    return [c / t if t else None for c, t in zip(score.correct, score.total, strict=True)]
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """One client's own test part: the server's model and the client's."""
+
+    client: int
+    shared: Score | None  # None: the method has no meaningful global model
+    personal: Score
+    fallback: bool  # this client has never trained, so nothing of its model is its own
+
+
+@torch.no_grad()
+def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batch_statistics: bool = False) -> Score:
+    """A model on samples. `batch_statistics`: batch norm by the batch, for a model without statistics."""
+    net.eval()
+    layers = batch_norms(net)
+    tracked = [layer.track_running_stats for layer in layers]
+    if batch_statistics:
+        for layer in layers:  # train mode that records nothing
+            layer.train().track_running_stats = False
+    correct, loss = torch.zeros(classes, dtype=torch.int64), 0.0
+    for positions in pieces(len(data), BATCH):
+        x, y = data.take(positions)
+        if layers and len(y) == 1:  # batch statistics need two: the same sample twice
+            x = x.repeat(2, *[1] * (x.dim() - 1))
+        logits = net(x.to(device)).cpu()[: len(y)]
+        loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+        correct += torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+    for layer, was in zip(layers, tracked, strict=True):
+        layer.eval().track_running_stats = was
+    total = torch.bincount(data.labels, minlength=classes)
+    return Score(tuple(correct.tolist()), tuple(total.tolist()), loss)
+
+
+def over_clients(scores: Sequence[Score]) -> dict[str, Any] | None:
+    """Accuracy over clients that have test samples of their own; None if there is none."""
+    own = [s for s in scores if s.samples]
+    if not own:
+        return None
+    accuracy = [s.accuracy for s in own]
+    mean = sum(accuracy) / len(accuracy)
+    worst = sorted(accuracy)[: math.ceil(len(accuracy) / 10)]
+    pooled = own[0]
+    for s in own[1:]:
+        pooled = pooled + s
+    return {
+        "mean": mean,
+        "weighted": pooled.accuracy,
+        "std": math.sqrt(sum((a - mean) ** 2 for a in accuracy) / len(accuracy)),
+        "worst_decile": sum(worst) / len(worst),
+        "loss": pooled.loss / pooled.samples,
+        "per_class": per_class(pooled),
+        "clients": len(own),
+    }
+
+
+def summary(
+    test: Score | None, clients: Iterable[ClientScore], newcomers: frozenset[int], sampled: bool
+) -> dict[str, Any]:
+    """One round's metrics, in the words above."""
+    scores = list(clients)
+    metrics: dict[str, Any] = {"global": test.as_dict() if test is not None and test.samples else None}
+    for word, new in (("clients", False), ("new", True)):
+        group = [s for s in scores if (s.client in newcomers) == new]
+        shared = [s.shared for s in group if s.shared is not None]
+        personal = over_clients([s.personal for s in group])
+        metrics[word] = personal and {
+            "global": over_clients(shared),
+            "personal": personal,
+            "never_trained": sum(s.fallback for s in group),
+            "sampled": sampled,
+        }
+    return metrics
+
+
+def per_client(scores: Iterable[ClientScore]) -> dict[str, dict[str, Any]]:
+    """The table behind the summary: each client's accuracy, samples and per-class figures."""
+    return {
+        str(s.client): {
+            "samples": s.personal.samples,
+            "global": s.shared and s.shared.as_dict(),
+            "personal": s.personal.as_dict(),
+        }
+        for s in scores
+        if s.personal.samples
+    }
+
+
+def to_target(records: Iterable[dict[str, Any]], target: float) -> dict[str, float | None]:
+    """Rounds and bytes (both ways) until the global model, or else the mean personal one, first reaches a target."""
+    spent = 0
+    for record in records:
+        spent += sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
+        reached = headline(record.get("metrics") or {})
+        if reached is not None and reached >= target:
+            return {"rounds": record["round"] + 1, "bytes": spent}
+    return {"rounds": None, "bytes": None}
+
+
+def headline(metrics: dict[str, Any]) -> float | None:
+    """The one number of a run: the global model on the balanced test set, else the mean personal accuracy."""
+    if metrics.get("global"):
+        return float(metrics["global"]["accuracy"])
+    clients = metrics.get("clients")
+    return float((clients["global"] or clients["personal"])["mean"]) if clients else None

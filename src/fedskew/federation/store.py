@@ -1,0 +1,133 @@
+"""Clients' states: recent ones in memory, the rest on disk, so that memory does not grow with the population.
+
+A state on disk is `<folder>/<client>.<round>.safetensors`, one file a version. What a round changes is
+staged, and counts only when the round is committed. A client without state (FedAvg's) has no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+Blob = bytes | bytearray
+
+
+class Entry(NamedTuple):
+    """One committed version of one client's state."""
+
+    client: int
+    round: int
+    sha256: str  # of its file; "" for an empty state
+
+
+class Damaged(ValueError):
+    """A file that is missing or not what was written."""
+
+
+class Store:
+    def __init__(self, folder: Path | None = None, memory: int = 256 << 20) -> None:
+        self.folder, self.memory = folder, memory
+        self.cache: OrderedDict[tuple[int, int], Blob] = OrderedDict()  # (client, round); least recently used first
+        self.size = 0  # bytes in the cache
+        self.written: dict[tuple[int, int], str] = {}  # versions on disk, with their SHA-256
+        self.rounds: dict[int, list[int]] = {}  # committed versions of each client, newest last
+        self.staged: dict[int, int] = {}
+        self.unlisted: list[tuple[int, int]] = []  # committed since the last `flush`
+
+    def __contains__(self, client: int) -> bool:
+        """Whether this client has ever finished a round."""
+        return client in self.rounds
+
+    def get(self, client: int) -> Blob:
+        """A client's state as of the last committed round; empty before its first."""
+        if client not in self.rounds:
+            return b""
+        key = (client, self.rounds[client][-1])
+        if key in self.cache:
+            self.cache.move_to_end(key)
+            return self.cache[key]
+        if self.written.get(key) == "":
+            return b""
+        blob = self._path(key).read_bytes()
+        self._remember(key, blob)
+        return blob
+
+    def stage(self, client: int, round: int, blob: Blob) -> None:
+        self.staged[client] = round
+        self._remember((client, round), blob)
+
+    def commit(self, accepted: Sequence[int]) -> None:
+        """Staged states of accepted clients become current; the others' are forgotten."""
+        for client in accepted:
+            if client in self.staged:
+                self.rounds.setdefault(client, []).append(self.staged.pop(client))
+                self.unlisted.append((client, self.rounds[client][-1]))
+        self.discard()
+        if self.folder is None:
+            self.prune(before=None)
+
+    def discard(self) -> None:
+        for key in self.staged.items():
+            self._forget(key)
+        self.staged.clear()
+
+    def flush(self, until: int) -> list[Entry]:
+        """Write what is not on disk yet; the versions of rounds up to `until` committed since the last flush."""
+        due = [key for key in self.unlisted if key[1] <= until]
+        for key in due:
+            if key not in self.written:
+                self._write(key, self.cache[key])
+        self.unlisted = [key for key in self.unlisted if key[1] > until]
+        return [Entry(*key, self.written[key]) for key in due]
+
+    def prune(self, before: int | None) -> None:
+        """Remove versions that no checkpoint from round `before` on can need (None: all but the newest)."""
+        for client, rounds in self.rounds.items():
+            if len(rounds) > 1:
+                old = rounds[:-1] if before is None else [r for r in rounds if r <= before][:-1]
+                for round in old:
+                    self._forget((client, round))
+                    rounds.remove(round)
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Take up what earlier flushes listed, oldest first; every current file is checked."""
+        for entry in entries:
+            self.rounds.setdefault(entry.client, []).append(entry.round)
+            self.written[entry.client, entry.round] = entry.sha256
+        for client, rounds in self.rounds.items():
+            key = (client, rounds[-1])
+            if (sha := self.written[key]) and (
+                not self._path(key).exists() or sha256(self._path(key).read_bytes()) != sha
+            ):
+                raise Damaged(f"the state of client {client} after round {rounds[-1]} is missing or damaged")
+
+    def _remember(self, key: tuple[int, int], blob: Blob) -> None:
+        self.size += len(blob) - len(self.cache.pop(key, b""))
+        self.cache[key] = blob
+        while self.folder is not None and self.size > self.memory and len(self.cache) > 1:
+            oldest, spilled = self.cache.popitem(last=False)
+            self.size -= len(spilled)
+            if oldest not in self.written:
+                self._write(oldest, spilled)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self.size -= len(self.cache.pop(key, b""))
+        if self.written.pop(key, ""):
+            self._path(key).unlink(missing_ok=True)
+
+    def _write(self, key: tuple[int, int], blob: Blob) -> None:
+        if blob:
+            self._path(key).parent.mkdir(parents=True, exist_ok=True)
+            self._path(key).write_bytes(blob)
+        self.written[key] = sha256(blob) if blob else ""
+
+    def _path(self, key: tuple[int, int]) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{key[0]}.{key[1]}.safetensors"
+
+
+def sha256(blob: Blob) -> str:
+    return hashlib.sha256(blob).hexdigest()

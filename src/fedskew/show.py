@@ -1,0 +1,267 @@
+"""What the commands print: progress, tables, one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedskew.data.skew import skew
+from fedskew.data.sources import listing, load
+from fedskew.data.splits import cuts, deal, dealers, features
+from fedskew.evaluate import headline, to_target
+from fedskew.federation.loop import QuorumLost, Record
+from fedskew.methods import REGISTRY
+from fedskew.models import listing as models_listing
+from fedskew.runner import Run
+
+QUIET = 5.0  # seconds between lines of progress where there is no terminal
+
+
+def console(as_json: bool) -> Console:
+    """Where people read: stdout, or stderr when stdout is for the JSON object."""
+    return Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def emit(value: Any) -> None:
+    print(json.dumps(value))
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    made = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for i, column in enumerate(columns):
+        words = any(isinstance(row[i], str) and not row[i][:1].isdigit() for row in rows)
+        made.add_column(column, justify="left" if words else "right")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def follow(run: Run, *, as_json: bool, target: float | None) -> None:
+    """Carry out a run under the reader's eyes; exit 130 on Ctrl-C and 3 when the quorum is lost, state saved."""
+    screen = console(as_json)
+    where = run.directory.path if run.directory is not None else None
+    for trouble in run.troubles:
+        screen.print(f"note: {trouble}")
+    if run.start is not None:
+        screen.print(f"taking up {where} after round {run.start[0]} of {run.rounds}")
+    else:
+        introduce(run, screen)
+    try:
+        _watch(run, screen)
+    except KeyboardInterrupt:
+        print(f"fedskew: stopped; go on with: fedskew run --resume {where}", file=sys.stderr)
+        raise SystemExit(130) from None
+    except QuorumLost as lost:
+        print(f"fedskew: {lost}. Nothing is lost; go on with: fedskew run --resume {where}", file=sys.stderr)
+        raise SystemExit(3) from None
+    result = run.result | {"directory": str(where)}
+    if target is not None:
+        result["to_target"] = {"accuracy": target, **to_target(run.records, target)}
+    if as_json:
+        emit(result)
+    else:
+        conclude(result, screen)
+
+
+def introduce(run: Run, screen: Console) -> None:
+    experiment, setting = run.experiment, run.setting
+    data = setting.data
+    sizes = setting.world.train.sizes()
+    screen.print(
+        f"{experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
+        f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} a round"
+    )
+    for note in setting.deal.notes:
+        screen.print(f"note: {note}")
+
+
+def _watch(run: Run, screen: Console) -> None:
+    columns = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(),
+    )
+    last = time.monotonic()
+    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
+        done = run.start[0] if run.start else 0
+        task = bar.add_task("", total=run.rounds, completed=done, words="")
+        for record in run:
+            bar.update(task, completed=record.round + 1, words=words(record))
+            for client, why in record.lost.items():
+                screen.print(f"round {record.round + 1}: client {client} {why}")
+            if not screen.is_terminal and (time.monotonic() - last > QUIET or record.round == run.rounds - 1):
+                screen.print(f"round {record.round + 1}/{run.rounds} {words(record)}")
+                last = time.monotonic()
+
+
+def words(record: Record) -> str:
+    accuracy = headline(record.metrics or {})
+    loss = record.training.get("loss")
+    return " ".join(
+        [
+            f"accuracy {percent(accuracy)} %" if accuracy is not None else "",
+            f"loss {loss:.3f}" if loss is not None else "",
+        ]
+    ).strip()
+
+
+def conclude(result: dict[str, Any], screen: Console) -> None:
+    metrics = result["metrics"] or {}
+    rows: list[tuple[str, str]] = []
+    if metrics.get("global"):
+        rows.append(("global model, balanced test set", percent(metrics["global"]["accuracy"])))
+    for word, title in (("clients", "own test part"), ("new", "new clients' test part")):
+        for kind in ("global", "personal"):
+            figures = (metrics.get(word) or {}).get(kind)
+            if figures:
+                name = f"{kind} model, {title}"
+                rows.append((f"{name}: mean of {figures['clients']} clients", percent(figures["mean"])))
+                rows.append((f"{name}: worst tenth", percent(figures["worst_decile"])))
+    screen.print()
+    screen.print(
+        table(f"{result['method']}, {result['rounds']} rounds, seed {result['seed']}", ["accuracy", "%"], rows)
+    )
+    spent = f"{size(result['bytes_up'])} up, {size(result['bytes_down'])} down"
+    screen.print(
+        f"\n{spent}; clients {result['client_seconds']:.1f} s, server {result['server_seconds']:.1f} s, "
+        f"in all {result['seconds']:.1f} s"
+    )
+    if reached := result.get("to_target"):
+        how = f"{reached['rounds']} rounds, {size(reached['bytes'])}" if reached["rounds"] else "not reached"
+        screen.print(f"to {percent(reached['accuracy'])} %: {how}")
+    screen.print(f"digest {result['digest'][:16]}, model_digest {result['model_digest'][:16]}")
+    screen.print(f"all of it in {result['directory']}")
+    screen.print("\nnext: fedskew split --png split.png    see how skewed the clients are")
+    screen.print("      fedskew run --method fedprox     another method on the same clients")
+
+
+def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    source = load(data, data_dir)
+    dealt = deal(text, source.y_train, seed=seed, classes=source.classes, owners=source.owners_train)
+    figures = skew(dealt, source.y_train, source.classes)
+    screen = console(as_json)
+    if png is not None:
+        from fedskew.data.draw import draw
+
+        draw(dealt, source.y_train, source.classes, png)
+    if as_json:
+        emit(
+            {"split": text, "data": data, "seed": seed, "public": len(dealt.public), "notes": dealt.notes}
+            | figures.as_dict()
+        )
+        return
+    shown = figures.table[:40]
+    names = source.labels or tuple(str(c) for c in range(source.classes))
+    few = source.classes <= 26
+    columns = ["client", "samples", "classes", "distance", *(names if few else ())]
+    rows = [
+        [
+            i,
+            int(figures.sizes[i]),
+            int(figures.classes[i]),
+            f"{figures.distance[i]:.2f}",
+            *(map(int, row) if few else ()),
+        ]
+        for i, row in enumerate(shown)
+    ]
+    screen.print(table(f"{text} on {data}, seed {seed}", columns, rows))
+    if len(figures.table) > len(shown):
+        screen.print(f"... and {len(figures.table) - len(shown)} more clients")
+    sizes = figures.sizes
+    facts = [
+        ("clients", len(sizes)),
+        ("samples a client, least / median / most", f"{sizes.min()} / {np.median(sizes):.0f} / {sizes.max()}"),
+        (
+            "classes a client, least / mean / most",
+            f"{figures.classes.min()} / {figures.classes.mean():.1f} / {figures.classes.max()}",
+        ),
+        ("label entropy, mean (nats)", f"{figures.mean_entropy:.2f} of {np.log(source.classes):.2f}"),
+        ("distance to the global mix, mean", f"{figures.mean_distance:.2f}"),
+        ("Gini of the sizes", f"{figures.gini:.2f}"),
+        ("imbalance of the classes", f"{figures.imbalance:.1f}"),
+        ("public samples", len(dealt.public)),
+    ]
+    screen.print()
+    screen.print(table("skew", ["figure", "value"], facts))
+    for note in dealt.notes:
+        screen.print(f"note: {note}")
+    if png is not None:
+        screen.print(f"drawn to {png}")
+
+
+def list_splits(as_json: bool) -> None:
+    known = {"cut": cuts(), "dealer": dealers(), "feature": features()}
+    if as_json:
+        emit(known)
+        return
+    screen = console(as_json)
+    for kind, entries in known.items():
+        screen.print(table(f"{kind}s", ["name", "what it does"], list(entries.items())))
+        screen.print()
+    screen.print(
+        "one dealer, with any cuts before and features after it: longtail:factor=100+dirichlet:alpha=0.1,clients=20"
+    )
+
+
+def list_data(data_dir: Path | None, as_json: bool) -> None:
+    rows = listing(data_dir)
+    if as_json:
+        emit({"data": rows})
+        return
+    columns = list(rows[0])
+    shown = [["-" if row[c] is None else row[c] for c in columns] for row in rows]
+    console(as_json).print(table("data sets", columns, shown))
+
+
+def list_methods(as_json: bool) -> None:
+    rows = [
+        {
+            "name": name,
+            "title": (inspect.getmodule(kind).__doc__ or "").splitlines()[0],
+            "settings": {f.name: f.default for f in dataclasses.fields(kind)},
+            "global": kind.has_global,
+            "public_data": kind.public,
+        }
+        for name, kind in REGISTRY.items()
+    ]
+    if as_json:
+        emit({"methods": rows})
+        return
+    shown = [
+        (r["name"], r["title"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), "yes" if r["global"] else "no")  # type: ignore[attr-defined]
+        for r in rows
+    ]
+    console(as_json).print(table("methods", ["name", "paper", "settings", "global model"], shown))
+
+
+def list_models(as_json: bool) -> None:
+    rows = models_listing()
+    if as_json:
+        emit({"models": rows})
+        return
+    console(as_json).print(table("models", list(rows[0]), [list(row.values()) for row in rows]))

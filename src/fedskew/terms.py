@@ -1,0 +1,50 @@
+"""Loss terms shared by several methods: pure functions of tensors, each tested on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, one_hot, softmax
+
+
+def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy, the loss of FedAvg."""
+    return cross_entropy(net(x), y)
+
+
+def proximal(parameters: Iterable[tuple[str, Tensor]], anchor: Mapping[str, Tensor]) -> Tensor:
+    """|w - anchor|^2 over the named parameters."""
+    return torch.stack([(p - anchor[name]).square().sum() for name, p in parameters]).sum()
+
+
+def inner(parameters: Iterable[tuple[str, Tensor]], direction: Mapping[str, Tensor]) -> Tensor:
+    """<w, direction> over the named parameters; its gradient is the direction."""
+    return torch.stack([(p * direction[name]).sum() for name, p in parameters]).sum()
+
+
+def imitation(student: Tensor, teacher: Tensor, temperature: float = 1.0, reduction: str = "batchmean") -> Tensor:
+    """KL(teacher || student) of logits; the teacher is constant. `reduction` none: one value a sample."""
+    log_p = log_softmax(student / temperature, dim=1)
+    q = softmax(teacher.detach() / temperature, dim=1)
+    if reduction == "none":
+        return kl_div(log_p, q, reduction="none").sum(1)
+    return kl_div(log_p, q, reduction=reduction)
+
+
+def decoupled(student: Tensor, teacher: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Decoupled distillation (Zhao et al., CVPR 2022): TCKD and NCKD, one value a sample each.
+
+    KD = TCKD + (1 - p_target) NCKD. Sums over the other classes are taken in the log domain, so
+    large logits stay finite.
+    """
+    own = one_hot(y, student.shape[1]).bool()
+
+    def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
+        others = logits[~own].view(len(y), -1)
+        return torch.stack([logits[own], others.logsumexp(1)], dim=1), others
+
+    (target_s, others_s), (target_t, others_t) = parts(student), parts(teacher)
+    return imitation(target_s, target_t, reduction="none"), imitation(others_s, others_t, reduction="none")

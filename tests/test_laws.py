@@ -1,0 +1,178 @@
+"""What every method must satisfy, tested once for all of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+from fedskew.federation.local import Simulation
+from fedskew.federation.loop import run
+from fedskew.federation.wire import decode, digest, encode, layout_of
+from fedskew.federation.world import World
+from fedskew.method import Method, Update
+from fedskew.methods import REGISTRY
+from fedskew.methods.fedavg import FedAvg
+from fedskew.tensors import Payload
+from toys import digits, rounds, same
+
+# settings under which a method is to be tried: small enough for a test, its own terms on
+SMALL: dict[str, dict[str, object]] = {}
+# settings under which a method's own terms are off: its global model must be FedAvg's, bit for bit
+OFF: dict[str, dict[str, object]] = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.0},
+}
+PUBLIC = "public:per_class=4+"
+
+
+def world_of(name: str, *, off: bool = False, seed: int = 0) -> World:
+    kind = REGISTRY[name]
+    method = kind(**(OFF if off else SMALL).get(name, {}))
+    split = "dirichlet:alpha=0.5,clients=5,min=5"
+    return digits(method, split=PUBLIC + split if kind.public else split, count=2, seed=seed)
+
+
+every_method = pytest.mark.parametrize("name", REGISTRY)
+
+
+def one_round(world: World, server: Payload, states: dict[int, Payload], round: int) -> tuple[Payload, list[Update]]:
+    broadcast, updates = world.method.broadcast(server), []
+    for client in range(world.population):
+        update, states[client] = world.method.client(
+            world.site(client, round, "train"), broadcast, states.get(client, {})
+        )
+        updates.append(update)
+    return world.method.aggregate(world.server_site(round, "train"), server, iter(updates)), updates
+
+
+@every_method
+def test_is_a_frozen_value_with_checked_settings(name: str) -> None:
+    method = REGISTRY[name]()
+    assert pickle.loads(pickle.dumps(method)) == method == type(method)()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.anything = 1  # type: ignore[attr-defined]
+
+
+@every_method
+def test_extends_method_and_nothing_else(name: str) -> None:
+    assert REGISTRY[name].__bases__ == (Method,)
+
+
+@every_method
+def test_touches_no_argument(name: str) -> None:
+    world = world_of(name)
+    method, states = world.method, {}
+    server = method.init_server(world.server_site(0, "init"))
+    server, _ = one_round(world, server, states, 0)
+    broadcast, state = method.broadcast(server), states[0]
+    before = copy.deepcopy((server, broadcast, state))
+    update, _ = method.client(world.site(0, 1, "train"), broadcast, state)
+    sent = copy.deepcopy(update.payload)
+    method.aggregate(world.server_site(1, "train"), server, iter([update]))
+    method.personalise(world.site(0, 1, "evaluate"), broadcast, state)
+    assert same(server, before[0])
+    assert same(broadcast, before[1])
+    assert same(state, before[2])
+    assert same(update.payload, sent)
+
+
+@every_method
+def test_payloads_survive_the_wire_and_updates_keep_their_layout(name: str) -> None:
+    world = world_of(name)
+    server = world.method.init_server(world.server_site(0, "init"))
+    states: dict[int, Payload] = {}
+    layouts = set()
+    for round in range(2):
+        server, updates = one_round(world, server, states, round)
+        for payload in (server, world.method.broadcast(server), *states.values(), *(u.payload for u in updates)):
+            assert same(payload, decode(encode(payload)))
+        layouts |= {layout_of(u.payload) for u in updates}
+    assert len(layouts) == 1
+
+
+@every_method
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str) -> None:
+    a, b, other = (rounds(world_of(name, seed=seed), 2)[0][-1].server for seed in (0, 0, 1))
+    assert digest(a) == digest(b) != digest(other)
+
+
+@every_method
+def test_nothing_depends_on_what_a_site_did_before(name: str) -> None:
+    """The scratch net and its spares are meaningless between calls: a used world gives what a fresh one does."""
+    used = world_of(name)
+    rounds(used, 1)
+    a, _ = rounds(used, 2)
+    b, _ = rounds(world_of(name), 2)
+    assert same(a[-1].server, b[-1].server)
+
+
+@every_method
+def test_partial_participation_and_single_clients_work(name: str) -> None:
+    world = world_of(name)
+    records, simulation = rounds(world, 2, cohorts=[[1], [0, 3]])
+    assert all(t.isfinite().all() for ts in records[-1].server.values() for t in ts.values() if t.is_floating_point())
+    assert {c for c in range(5) if c in simulation.store} == {0, 1, 3}
+    metrics = simulation.evaluate(1, world.method.broadcast(records[-1].server))
+    assert metrics["clients"]["never_trained"] == 2
+    assert (metrics["global"] is not None) == world.method.has_global
+
+
+@every_method
+@pytest.mark.parametrize("policy", ["local", "frozen"])
+def test_every_batch_norm_policy_works(name: str, policy: str) -> None:
+    world = world_of(name)
+    world.training = dataclasses.replace(world.training, batch_norm=policy)
+    records, simulation = rounds(world, 1)
+    metrics = simulation.evaluate(0, world.method.broadcast(records[-1].server))
+    assert 0 <= metrics["clients"]["personal"]["mean"] <= 1
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_without_its_own_terms_it_is_fedavg_bit_for_bit(name: str) -> None:
+    off = world_of(name, off=True)
+    a, _ = rounds(off, 2)
+    split = "dirichlet:alpha=0.5,clients=5,min=5"
+    plain = digits(FedAvg(), split=PUBLIC + split if REGISTRY[name].public else split, count=2)
+    b, _ = rounds(plain, 2)
+    for group in ("parameters", "buffers"):
+        assert same({group: a[-1].server[group]}, {group: b[-1].server[group]})
+
+
+def test_every_method_can_be_switched_off_or_says_why_not() -> None:
+    """A method is in OFF, or has no setting that makes it FedAvg; the list keeps itself honest."""
+    cannot: set[str] = set()
+    assert set(REGISTRY) == set(OFF) | cannot
+
+
+@pytest.mark.slow
+@every_method
+def test_the_bits_are_the_same_for_one_two_and_three_workers(name: str) -> None:
+    digests = set()
+    for workers in (1, 2, 3):
+        world = world_of(name)
+        with Simulation(world, workers=workers) as simulation:
+            loop = run(world.method, simulation, simulation.world.server_site, 2, lambda round: [0, 1, 2, 4])
+            *_, record = loop
+            assert simulation.pool is None or simulation.pool.performed["workers"] > 0
+        digests.add((digest(record.server), str(record.metrics)))
+    assert len(digests) == 1
+
+
+def test_state_belongs_to_its_client_under_partial_participation() -> None:
+    """The fault of collections that zip a cohort with the order of arrival."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Signed(Method):
+        def client(self, site, broadcast, state):  # type: ignore[no-untyped-def]
+            update, kept = super().client(site, broadcast, state)
+            mark = torch.tensor(site.client)
+            assert not state or state["mark"]["client"] == site.client
+            return update, kept | {"mark": type(update.payload["parameters"])(client=mark)}
+
+    _, simulation = rounds(digits(Signed()), 4, cohorts=[[4, 1], [1, 3], [0, 4], [1, 4]])
+    for client in (0, 1, 3, 4):
+        assert decode(simulation.store.get(client))["mark"]["client"] == client
