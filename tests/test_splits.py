@@ -615,10 +615,11 @@ def test_a_public_set_after_another_cut_is_in_terms_of_the_whole_pool() -> None:
 def test_noise_grows_with_the_client_and_rotation_goes_round() -> None:
     dealt = deal("iid:clients=5+noise:level=0.1+rotate:turns=4", balanced(2, 10), seed=0)
     assert dealt.noise == pytest.approx((0, 0.025, 0.05, 0.075, 0.1))
-    assert dealt.rotation == (0, 90, 180, 270, 0)
-    assert deal("iid:clients=1+noise", balanced(2, 10), seed=0).noise == (0,)
+    assert list(dealt.rotation or ()) == [0, 90, 180, 270, 0]
+    assert deal("iid:clients=1+noise", balanced(2, 10), seed=0).noise == (0.0,)
     plain = deal("iid:clients=5", balanced(2, 10), seed=0)
-    assert [plain.noise, plain.rotation] == [None, None]
+    assert plain.noise is None
+    assert plain.rotation is None
     assert all((a == b).all() for a, b in zip(plain.clients, dealt.clients, strict=True))
 
 

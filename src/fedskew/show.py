@@ -24,6 +24,7 @@ from fedskew.federation.loop import QuorumLost, Record
 from fedskew.methods import REGISTRY
 from fedskew.models import listing as models_listing
 from fedskew.runner import Run
+from fedskew.settings import Mistake
 
 QUIET = 5.0  # seconds between lines of progress where there is no terminal
 
@@ -168,7 +169,10 @@ def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path
     if png is not None:
         from fedskew.data.draw import draw
 
-        draw(dealt, source.y_train, source.classes, png)
+        try:
+            draw(dealt, source.y_train, source.classes, png)
+        except OSError as error:
+            raise Mistake(f"{png} cannot be written: {error.strerror}.") from None
     if as_json:
         emit(
             {"split": text, "data": data, "seed": seed, "public": len(dealt.public), "notes": dealt.notes}

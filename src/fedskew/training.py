@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from fedskew.data.augment import parse_augment
 from fedskew.settings import Mistake, parse, unknown
 
 Count = Annotated[int, Meta(ge=1)]
@@ -45,6 +46,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.rate(0, 1)
+        parse_augment(self.augment)
 
     def at(self, round: int, rounds: int) -> Training:
         """These settings as they are in one round: lr resolved, schedule constant."""

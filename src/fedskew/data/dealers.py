@@ -35,7 +35,6 @@ from fedskew.data.dealing import (
     among_open,
     by_value,
     capped_table,
-    check_alpha,
     check_labels,
     check_minimum,
     deal_owned,
@@ -63,6 +62,16 @@ class Dealer(Protocol):
 
 
 @dataclass(frozen=True)
+class WithAlpha:
+    clients: Count = 10
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1e9:
+            raise ValueError(f"alpha must be positive and at most 1e9, got {self.alpha:g}; for an even split use iid")
+
+
+@dataclass(frozen=True)
 class Iid:
     """Every client an equal random part."""
 
@@ -73,16 +82,11 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(WithAlpha):
     """Each class over the clients by Dirichlet(alpha); cap: a client with its even share gets no further class."""
 
-    clients: Count = 10
-    alpha: float = 0.5
     cap: bool = True
     min: Count = 10
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
 
     def __call__(self, pool: Pool, rng: Rng) -> Dealt:
         n, N, C = len(pool.y), self.clients, len(pool.counts)
@@ -105,16 +109,11 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class DirichletMix:
-    """Each client a class mix from Dirichlet(alpha), or alpha times the class shares with prior; sizes lognormal."""
+class DirichletMix(WithAlpha):
+    """Each client a class mix from Dirichlet(alpha); prior: alpha times the class shares; sigma: lognormal sizes."""
 
-    clients: Count = 10
-    alpha: float = 0.5
     prior: bool = False
     sigma: Spread = 0.0
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
 
     def __call__(self, pool: Pool, rng: Rng) -> Dealt:
         n, N, left = len(pool.y), self.clients, pool.counts.copy()
@@ -136,14 +135,8 @@ class DirichletMix:
 
 
 @dataclass(frozen=True)
-class GroupedEqual:
+class GroupedEqual(WithAlpha):
     """Dirichlet inside groups of ten clients, then cut again into equal parts: all clients of one size."""
-
-    clients: Count = 10
-    alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
 
     def __call__(self, pool: Pool, rng: Rng) -> Dealt:
         n, N = len(pool.y), self.clients
@@ -181,15 +174,10 @@ class GroupedEqual:
 
 
 @dataclass(frozen=True)
-class Quantity:
+class Quantity(WithAlpha):
     """Random parts with sizes by Dirichlet(alpha): the classes even, the amounts not."""
 
-    clients: Count = 10
-    alpha: float = 0.5
     min: Count = 10
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
 
     def __call__(self, pool: Pool, rng: Rng) -> Dealt:
         n, N = len(pool.y), self.clients

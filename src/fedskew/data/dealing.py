@@ -128,11 +128,6 @@ def check_minimum(dealer: str, minimum: int, n: int, clients: int, instead: str)
     )
 
 
-def check_alpha(alpha: float) -> None:
-    if not 0 < alpha <= 1e9:
-        raise ValueError(f"alpha must be positive and at most 1e9, got {alpha:g}; for an even split use iid")
-
-
 def lognormal_sizes(n: int, clients: int, sigma: float, rng: Rng) -> IntArray:
     """Sizes in proportion to lognormal(., sigma), after one sample for everyone: no client can be empty."""
     if sigma == 0:

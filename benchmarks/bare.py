@@ -1,0 +1,112 @@
+"""The bare loop: what anyone could write by hand for one workload, without a framework.
+
+Two processes of one thread; float images in shared memory, index slices instead of a DataLoader, one net
+per process, weights loaded per client, a weighted sum per process, plain eager steps with torch.optim.SGD.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from workloads import Workload, cohort, images
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def mcmahan() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+NETS = {"lenet": lenet, "mcmahan": mcmahan}
+
+
+def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: Tensor) -> None:  # type: ignore[no-untyped-def]
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-3, 1 << 30)
+    libc.mallopt(-1, 1 << 30)
+    torch.set_num_threads(1)
+    net = NETS[workload.net]()
+    parameters = list(net.parameters())
+    sizes = [p.numel() for p in parameters]
+    loss = nn.CrossEntropyLoss()
+    while (clients := pipe.recv()) is not None:
+        if clients == "evaluate":
+            with torch.no_grad():
+                load(parameters, sizes, shared)
+                right = sum(int((net(x[i : i + 500]).argmax(1) == y[i : i + 500]).sum()) for i in range(0, 5000, 500))
+            pipe.send(right)
+            continue
+        total.zero_()
+        for client in clients:
+            load(parameters, sizes, shared)
+            descent = torch.optim.SGD(parameters, lr=workload.lr, momentum=workload.momentum)
+            start = client * workload.samples
+            for _ in range(workload.epochs):
+                order = torch.randperm(workload.samples) + start
+                for index in order.split(workload.batch):
+                    descent.zero_grad()
+                    loss(net(x[index]), y[index]).backward()
+                    descent.step()
+            total.add_(torch.cat([p.detach().view(-1) for p in parameters]), alpha=workload.samples)
+        pipe.send("done")
+
+
+def load(parameters: list[nn.Parameter], sizes: list[int], flat: Tensor) -> None:
+    with torch.no_grad():
+        for p, values in zip(parameters, flat.split(sizes), strict=True):
+            p.copy_(values.view_as(p))
+
+
+class Bare:
+    def __init__(self, workload: Workload, processes: int = 2) -> None:
+        self.workload = workload
+        context = mp.get_context("spawn")
+        raw, labels = images(workload)
+        x = ((torch.from_numpy(raw).float() / 255 - 0.5) / 0.5).permute(0, 3, 1, 2).contiguous().share_memory_()
+        y = torch.from_numpy(labels).share_memory_()
+        net = NETS[workload.net]()
+        self.shared = torch.cat([p.detach().view(-1) for p in net.parameters()]).share_memory_()
+        self.totals = [torch.zeros_like(self.shared).share_memory_() for _ in range(processes)]
+        self.pipes, self.processes = [], []
+        for total in self.totals:
+            mine, theirs = context.Pipe()
+            process = context.Process(target=work, args=(theirs, workload, x, y, self.shared, total), daemon=True)
+            process.start()
+            self.pipes.append(mine)
+            self.processes.append(process)
+        self.round()
+
+    def round(self, number: int = 0) -> None:
+        clients = cohort(self.workload, number)
+        for i, pipe in enumerate(self.pipes):
+            pipe.send(clients[i :: len(self.pipes)])
+        for pipe in self.pipes:
+            pipe.recv()
+        self.shared.copy_(sum(self.totals) / (len(clients) * self.workload.samples))
+
+    def evaluate(self) -> None:
+        for pipe in self.pipes:
+            pipe.send("evaluate")
+        for pipe in self.pipes:
+            pipe.recv()
+
+    def pids(self) -> list[int]:
+        return [p.pid for p in self.processes if p.pid]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join()

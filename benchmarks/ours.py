@@ -1,0 +1,59 @@
+"""The simulator on a workload, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from workloads import Workload, cohort, images
+
+from fedskew.federation.local import Simulation
+from fedskew.federation.loop import Record, run
+from fedskew.federation.world import Ragged, World
+from fedskew.method import Method
+from fedskew.methods.fedavg import FedAvg
+from fedskew.models import build
+from fedskew.training import Training
+
+NETS = {"lenet": ("simple-cnn", {"projection": False}), "mcmahan": ("cnn", {})}
+NO_ONE = torch.empty(0, dtype=torch.int64)
+
+
+def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
+    x, y = images(workload)
+    held = [np.arange(c * workload.samples, (c + 1) * workload.samples) for c in range(workload.clients)]
+    nobody = Ragged.of([np.empty(0, np.int64)] * workload.clients)
+    name, options = NETS[workload.net]
+    training = Training(lr=workload.lr, momentum=workload.momentum, batch_size=workload.batch, epochs=workload.epochs)
+    pool, labels = torch.from_numpy(x), torch.from_numpy(y)
+    make = partial(build, name, (1, 28, 28), 10, seed=0, fast=fast, **options)
+    return World(
+        method, training, make, pool, labels, pool[:10000], labels[:10000], Ragged.of(held), nobody, nobody, NO_ONE,
+        10, 0, 1000, (0.5,), (0.5,), fast=fast,
+    )  # fmt: skip
+
+
+class Ours:
+    def __init__(self, workload: Workload, *, fast: bool = True, method: Method | None = None, workers: int = 2) -> None:
+        self.workload = workload
+        world = world_of(workload, method or FedAvg(), fast=fast)
+        self.simulation = Simulation(world, workers=workers)
+        self.loop: Iterator[Record] = run(
+            world.method, self.simulation, self.simulation.world.server_site, 1000,
+            lambda round: cohort(workload, round), evaluate=lambda round: False,
+        )  # fmt: skip
+        self.round()
+
+    def round(self, number: int = 0) -> None:
+        self.last = next(self.loop)
+
+    def evaluate(self) -> None:
+        self.simulation.evaluate(0, self.simulation.world.method.broadcast(self.last.server))
+
+    def pids(self) -> list[int]:
+        return [w.process.pid for w in self.simulation.pool.workers] if self.simulation.pool else []
+
+    def close(self) -> None:
+        self.simulation.close()

@@ -1,0 +1,63 @@
+"""The workloads that speed is measured on, and what a process costs. Synthetic images: time does not look at them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    net: str  # lenet | mcmahan
+    clients: int
+    cohort: int
+    samples: int
+    batch: int
+    epochs: int = 1
+    momentum: float = 0.0
+    lr: float = 0.01
+    rounds: int = 6  # per measurement
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("tiny", "lenet", clients=1000, cohort=50, samples=60, batch=10, rounds=4),
+        Workload("silo", "lenet", clients=10, cohort=10, samples=2000, batch=64, epochs=2, momentum=0.9, rounds=1),
+        Workload("mcmahan", "mcmahan", clients=20, cohort=8, samples=500, batch=128, rounds=1),
+    )
+}
+
+
+def images(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 [n, 28, 28, 1] and labels: as many as the clients hold."""
+    rng = np.random.default_rng(seed)
+    n = workload.clients * workload.samples
+    return rng.integers(0, 256, (n, 28, 28, 1), dtype=np.uint8), rng.integers(0, 10, n)
+
+
+def cohort(workload: Workload, round: int) -> list[int]:
+    order = torch.randperm(workload.clients, generator=torch.Generator().manual_seed(round))
+    return sorted(order[: workload.cohort].tolist())
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of these processes so far."""
+    tick = os.sysconf("SC_CLK_TCK")
+    fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
+    return sum(int(f[11]) + int(f[12]) for f in fields) / tick
+
+
+def memory_mb(pids: list[int]) -> float:
+    """Resident memory of these processes together; pages they share count once."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total / 1024
