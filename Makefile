@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format lint types fast bench clean
+.PHONY: demo test check format lint types fast bench memory clean
 
 demo: $(READY)
 	$(BIN)/fedskew run --seed 1
@@ -27,6 +27,12 @@ types: $(READY)
 
 fast: $(READY)
 	$(BIN)/python -m pytest -m "not slow"
+
+bench: $(READY)
+	$(BIN)/python benchmarks/speed.py
+
+memory: $(READY)
+	$(BIN)/python benchmarks/memory.py
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

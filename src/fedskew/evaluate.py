@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedskew.site import Data, batch_norms, pieces
+from fedskew.anatomy import anatomy
+from fedskew.site import Data, pieces
 
 BATCH = 500  # samples per evaluation step; fixed, because batch statistics depend on it
 
@@ -72,7 +73,7 @@ class ClientScore:
 def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batch_statistics: bool = False) -> Score:
     """A model on samples. `batch_statistics`: batch norm by the batch, for a model without statistics."""
     net.eval()
-    layers = batch_norms(net)
+    layers = anatomy(net).norms
     tracked = [layer.track_running_stats for layer in layers]
     if batch_statistics:
         for layer in layers:  # train mode that records nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fedskew.anatomy import anatomy
 from fedskew.training import Training
 
 
@@ -16,7 +17,7 @@ class Flat:
     """Values and gradients of all of a net's parameters, in the order of `named_parameters`."""
 
     def __init__(self, net: nn.Module) -> None:
-        parameters = list(net.parameters())
+        parameters = [p for _, p in anatomy(net).parameters]
         like = parameters[0].detach() if parameters else torch.empty(0)
         self.values = like.new_empty(sum(p.numel() for p in parameters))
         self.grads = torch.zeros_like(self.values)
@@ -37,7 +38,7 @@ class Flat:
         """(values, gradients) of each contiguous run of parameters that train."""
         spans: list[list[int]] = []
         start = 0
-        for p in net.parameters():
+        for _, p in anatomy(net).parameters:
             end = start + p.numel()
             if p.requires_grad:
                 if spans and spans[-1][1] == start:
@@ -51,8 +52,8 @@ class Flat:
 def flat_of(net: nn.Module) -> Flat:
     """The net's flat buffer, made on first use; made again if somebody gave the net other tensors."""
     flat = net.__dict__.get("_flat")
-    first = next(net.parameters(), None)
-    if flat is None or (first is not None and first.data_ptr() != flat.values.data_ptr()):
+    named = anatomy(net).parameters
+    if flat is None or (named and named[0][1].data_ptr() != flat.values.data_ptr()):
         flat = net.__dict__["_flat"] = Flat(net)
     assert isinstance(flat, Flat)
     return flat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedskew.anatomy import anatomy, set_mode
 from fedskew.data.augment import parse_augment
 from fedskew.flat import FlatDescent, PlainDescent
 from fedskew.tensors import Payload, Tensors
@@ -137,28 +137,35 @@ class Site:
 
     def parameters(self) -> Tensors:
         """The net's parameters, copied."""
-        return Tensors({name: copied(p) for name, p in self.net.named_parameters()})
+        return self._copies(anatomy(self.net).parameters)
 
     def buffers(self) -> Tensors:
         """The net's buffers, copied."""
-        return Tensors({name: copied(b) for name, b in self.net.named_buffers()})
+        return self._copies(anatomy(self.net).buffers)
+
+    @staticmethod
+    def _copies(entries: Iterable[tuple[str, Tensor]], inside: tuple[str, ...] = (), *, of: bool = False) -> Tensors:
+        """Copies of the entries whose names do (`of`), or do not, start with one of the prefixes `inside`."""
+        return Tensors({name: copied(t) for name, t in entries if name.startswith(inside) == of})
 
     def model(self) -> Payload:
         return {"parameters": self.parameters(), "buffers": self.buffers()}
 
     def shares(self, personal: tuple[str, ...] = ()) -> Payload:
         """What this site sends of the model in its net: all but the personal part and buffers that stay."""
-        shared = {"parameters": self.parameters().split(personal)[0]}
+        own = anatomy(self.net)
+        shared = {"parameters": self._copies(own.parameters, personal)}
         if self.training.batch_norm == "aggregate":
-            shared["buffers"] = self.buffers().split(personal)[0]
+            shared["buffers"] = self._copies(own.buffers, personal)
         return shared
 
     def keeps(self, personal: tuple[str, ...] = ()) -> Payload:
         """What this site keeps of the model in its net: the complement of `shares`, empty groups left out."""
-        buffers = self.buffers()
+        own = anatomy(self.net)
+        local = self.training.batch_norm == "local"
         kept = {
-            "parameters": self.parameters().split(personal)[1],
-            "buffers": buffers if self.training.batch_norm == "local" else buffers.split(personal)[1],
+            "parameters": self._copies(own.parameters, personal, of=True),
+            "buffers": self.buffers() if local else self._copies(own.buffers, personal, of=True),
         }
         return {group: tensors for group, tensors in kept.items() if tensors}
 
@@ -183,17 +190,18 @@ class Site:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def fill(net: nn.Module, *models: Payload) -> None:
-    for group, entries in (("parameters", net.named_parameters()), ("buffers", net.named_buffers())):
+    own = anatomy(net)
+    for group, entries in (("parameters", own.parameters), ("buffers", own.buffers)):
         values = [model[group] for model in reversed(models) if group in model]
-        for name, own in entries:
+        for name, place in entries:
             source = next((v[name] for v in values if name in v), None)
             if source is None:
                 raise ValueError(f"no {group} named {name} in the models to load")
-            own.detach().copy_(source)
+            place.detach().copy_(source)
 
 
 class Fit(NamedTuple):
@@ -220,13 +228,14 @@ def fit(
     too, unless `move_statistics` asks for it. `epochs` or `steps` override the settings' length.
     """
     net, training = site.net, training or site.training
-    for name, parameter in net.named_parameters():
+    own = anatomy(net)
+    for name, parameter in own.parameters:
         parameter.requires_grad_(name.startswith(train))
-    for part in net.train().children():
-        part.train(move_statistics or any(p.requires_grad for p in part.parameters()))
+    set_mode(own.layers, True)
+    for layers, parameters in own.parts:
+        set_mode(layers, move_statistics or any(p.requires_grad for p in parameters))
     if training.batch_norm == "frozen":
-        for layer in batch_norms(net):
-            layer.eval()
+        set_mode(own.norms, False)
     descent = FlatDescent(net, training) if site.fast else PlainDescent(net, training)
     done, total = 0, 0.0
     # layers that draw (dropout) read the global generator: give it the site's seed, and give it back
@@ -240,10 +249,6 @@ def fit(
             total += value.item()
             done += 1
     return Fit(done, total / max(done, 1))
-
-
-def batch_norms(net: nn.Module) -> list[_BatchNorm]:
-    return [layer for layer in net.modules() if isinstance(layer, _BatchNorm)]
 
 
 def batches(
@@ -261,7 +266,7 @@ def batches(
         epochs, steps = training.epochs, training.steps
     augment = parse_augment(training.augment)
     change = None if augment is None else (lambda x: augment(x, site.rng))
-    lonely = len(data) % size == 1 and bool(batch_norms(site.net))
+    lonely = len(data) % size == 1 and bool(anatomy(site.net).norms)
     drop = training.drop_last and len(data) >= size
 
     def pass_over() -> Iterator[tuple[Tensor, Tensor]]:

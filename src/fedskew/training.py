@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -48,6 +49,7 @@ class Training:
         self.rate(0, 1)
         parse_augment(self.augment)
 
+    @lru_cache(maxsize=64)  # noqa: B019  asked for every client; settings are few and live as long as the process
     def at(self, round: int, rounds: int) -> Training:
         """These settings as they are in one round: lr resolved, schedule constant."""
         return replace(self, lr=self.rate(round, rounds), schedule="constant")

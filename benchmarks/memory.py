@@ -1,0 +1,85 @@
+"""Memory does not grow with the population or the cohort: peak resident size, pages shared by processes counted once.
+
+    python benchmarks/memory.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ours import world_of  # noqa: E402
+from workloads import Workload, cohort, memory_mb  # noqa: E402
+
+from fedskew.federation.local import Simulation  # noqa: E402
+from fedskew.federation.loop import run  # noqa: E402
+from fedskew.federation.store import Store  # noqa: E402
+from fedskew.method import Method  # noqa: E402
+from fedskew.methods import REGISTRY  # noqa: E402
+
+BASE = Workload("", "lenet", clients=1000, cohort=50, samples=12, batch=12)
+CASES: list[tuple[str, Workload, int]] = [  # method, workload, rounds
+    ("scaffold", replace(BASE, clients=500, cohort=250), 4),
+    ("scaffold", replace(BASE, clients=5000, cohort=250), 20),
+    ("fedavg", replace(BASE, clients=1000, cohort=50), 20),
+    ("fedavg", replace(BASE, clients=10000, cohort=50), 20),
+    ("fedavg", replace(BASE, clients=1000, cohort=500), 4),
+]
+
+
+class Watch(threading.Thread):
+    """Samples the memory of this process and the workers."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(daemon=True)
+        self.simulation, self.peak, self.going = simulation, 0.0, True
+
+    def run(self) -> None:
+        while self.going:
+            pool = self.simulation.pool
+            pids = [os.getpid(), *([w.process.pid for w in pool.workers] if pool else [])]
+            try:
+                self.peak = max(self.peak, memory_mb(pids))
+            except OSError:
+                pass
+            time.sleep(0.1)
+
+
+def measure(method: Method, workload: Workload, rounds: int) -> tuple[float, float, float]:
+    """(peak MB, MB of client state on disk, seconds)."""
+    folder = Path(tempfile.mkdtemp())
+    world = world_of(workload, method)
+    began = time.perf_counter()
+    with Simulation(world, workers=2, store=Store(folder / "clients", memory=64 << 20)) as simulation:
+        watch = Watch(simulation)
+        watch.start()
+        site = simulation.world.server_site
+        for _ in run(method, simulation, site, rounds, lambda r: cohort(workload, r), evaluate=lambda r: False):
+            pass
+        watch.going = False
+        watch.join()
+    disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 2**20
+    shutil.rmtree(folder)
+    return watch.peak, disk, time.perf_counter() - began
+
+
+def main() -> None:
+    print("method    clients  cohort  rounds   data MB   peak MB   state on disk MB   seconds")
+    for name, workload, rounds in CASES:
+        data = workload.clients * workload.samples * 784 / 2**20
+        peak, disk, seconds = measure(REGISTRY[name](), workload, rounds)
+        print(
+            f"{name:9s} {workload.clients:7d} {workload.cohort:7d} {rounds:7d} {data:9.0f} {peak:9.0f} {disk:18.0f} {seconds:9.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
