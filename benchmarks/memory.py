@@ -1,6 +1,6 @@
 """Memory does not grow with the population or the cohort: peak resident size, pages shared by processes counted once.
 
-    python benchmarks/memory.py
+python benchmarks/memory.py
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ours import world_of  # noqa: E402
-from workloads import Workload, cohort, memory_mb  # noqa: E402
+from ours import world_of
+from workloads import Workload, cohort, memory_mb
 
-from fedskew.federation.local import Simulation  # noqa: E402
-from fedskew.federation.loop import run  # noqa: E402
-from fedskew.federation.store import Store  # noqa: E402
-from fedskew.method import Method  # noqa: E402
-from fedskew.methods import REGISTRY  # noqa: E402
+from fedskew.federation.local import Simulation
+from fedskew.federation.loop import run
+from fedskew.federation.store import Store
+from fedskew.method import Method
+from fedskew.methods import REGISTRY
 
 BASE = Workload("", "lenet", clients=1000, cohort=50, samples=12, batch=12)
 CASES: list[tuple[str, Workload, int]] = [  # method, workload, rounds

@@ -36,7 +36,9 @@ def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
 
 
 class Ours:
-    def __init__(self, workload: Workload, *, fast: bool = True, method: Method | None = None, workers: int = 2) -> None:
+    def __init__(
+        self, workload: Workload, *, fast: bool = True, method: Method | None = None, workers: int = 2
+    ) -> None:
         self.workload = workload
         world = world_of(workload, method or FedAvg(), fast=fast)
         self.simulation = Simulation(world, workers=workers)

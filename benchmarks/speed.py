@@ -1,6 +1,6 @@
 """The simulator beside the bare loop: time and CPU time per round as ratios, interleaved, with spread.
 
-    python benchmarks/speed.py [tiny] [silo] [mcmahan] [--seconds 60]
+python benchmarks/speed.py [tiny] [silo] [mcmahan] [--seconds 60]
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from bare import Bare  # noqa: E402
-from ours import Ours  # noqa: E402
-from workloads import WORKLOADS, Workload, cpu_seconds  # noqa: E402
+from bare import Bare
+from ours import Ours
+from workloads import WORKLOADS, Workload, cpu_seconds
 
 GOALS = {"tiny": 0.90, "silo": 0.80, "mcmahan": 0.95}
 

@@ -53,7 +53,14 @@ def fedskew(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 def test_run_without_arguments_trains_on_digits_and_says_what_came_of_it(fedskew: Any, tmp_path: Path) -> None:
     said = fedskew("run", "--workers", "1")
     assert said.code == 0, said.err
-    for words in ("fedavg on digits", "10 clients", "round 30/30", "global model, balanced test set", "digest", "next:"):
+    for words in (
+        "fedavg on digits",
+        "10 clients",
+        "round 30/30",
+        "global model, balanced test set",
+        "digest",
+        "next:",
+    ):
         assert words in said.out
     (run,) = (tmp_path / "runs").iterdir()
     for name in ("settings.toml", "records.jsonl", "server.safetensors", "model.safetensors", "result.json"):
@@ -224,7 +231,9 @@ def test_your_own_vectors_train(fedskew: Any) -> None:
 def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedskew.cli", "run"]
     options = ["--rounds", "400", "--out", "run", "--workers", "2", "--split", "iid:clients=20"]
-    process = subprocess.Popen([*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     records, deadline = tmp_path / "run" / "records.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and (not records.exists() or records.read_bytes().count(b"\n") < 2):
         time.sleep(0.05)

@@ -52,11 +52,12 @@ def test_weighted_mean_of_floats_is_by_weight_and_of_counters_the_largest() -> N
     assert mean["n"].dtype == torch.int64
 
 
-def test_mean_does_not_touch_what_it_is_given() -> None:
-    t = Tensors(w=torch.tensor([1.0, 2.0]), n=torch.tensor([1]))
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_mean_does_not_touch_what_it_is_given(kind: torch.dtype) -> None:
+    t = Tensors(w=torch.tensor([1.0, 2.0], dtype=kind), n=torch.tensor([1]))
     mean = Mean()
     mean.add(t, 2.0)
-    mean.add(Tensors(w=torch.tensor([3.0, 3.0]), n=torch.tensor([7])), 2.0)
+    mean.add(Tensors(w=torch.tensor([3.0, 3.0], dtype=kind), n=torch.tensor([7])), 2.0)
     mean.value()["n"].add_(5)
     assert t["w"].tolist() == [1, 2]
     assert t["n"].tolist() == [1]

@@ -71,7 +71,7 @@ class Mean:
         self.total += weight
         for name, t in tensors.items():
             if name not in self.sums:
-                self.sums[name] = t.double().mul_(weight) if t.is_floating_point() else t.clone()
+                self.sums[name] = t.to(torch.float64, copy=True).mul_(weight) if t.is_floating_point() else t.clone()
             elif t.is_floating_point():
                 self.sums[name].add_(t, alpha=weight)
             else:

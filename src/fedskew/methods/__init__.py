@@ -1,10 +1,36 @@
 """One file per method; this is the list of them."""
 
 from fedskew.method import Method
+from fedskew.methods.ditto import Ditto
 from fedskew.methods.fedavg import FedAvg
+from fedskew.methods.fedavgm import FedAvgM
+from fedskew.methods.fedbabu import FedBABU
+from fedskew.methods.fedcrc import FedCRC
+from fedskew.methods.feddc import FedDC
+from fedskew.methods.feddyn import FedDyn
+from fedskew.methods.fedmr import FedMR
+from fedskew.methods.fednova import FedNova
+from fedskew.methods.fedper import FedPer
 from fedskew.methods.fedprox import FedProx
+from fedskew.methods.fedrep import FedRep
+from fedskew.methods.finetune import FineTune
+from fedskew.methods.local import Local
+from fedskew.methods.scaffold import SCAFFOLD
 
 REGISTRY: dict[str, type[Method]] = {
     "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
     "fedprox": FedProx,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "feddc": FedDC,
+    "fedbabu": FedBABU,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "ditto": Ditto,
+    "fedmr": FedMR,
+    "fedcrc": FedCRC,
+    "local": Local,
+    "finetune": FineTune,
 }

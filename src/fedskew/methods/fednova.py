@@ -1,0 +1,53 @@
+"""FedNova: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
+
+Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. arXiv:2007.07481
+
+Normalised averaging, with |a_i| the effective number of local steps, p_i = n_i / sum_{j in S} n_j:
+    d_i = (x - y_i) / |a_i|                            (it carries the learning rate)
+    x <- x - tau_eff sum_i p_i d_i
+    |a_i|: K steps of plain SGD: K;  momentum rho: [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho);
+           proximal local objective: sum_{j < K} (1 - lr mu)^j
+    tau_eff = sum_i p_i |a_i|, with mu > 0: sum_i p_i K_i (as in the authors' code)
+Departure: with momentum and mu both, |a_i| is that of the combined recursion (the authors' code counts both).
+Departure: no server momentum.
+Buffers (batch-norm statistics) are not rescaled: plain mean.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.method import MODEL, Method, Update, mean, overlay
+from fedskew.momentum import effective_steps, tethered
+from fedskew.site import Loss, Site, fit
+from fedskew.tensors import Payload, Tensors
+from fedskew.training import NotNegative
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    mu: NotNegative = 0.0  # the original's default: no proximal term
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        return tethered(site.loss, broadcast["parameters"], self.mu)
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        site.load(broadcast, state)
+        done = fit(site, self.objective(site, broadcast, state))
+        a = effective_steps(done.steps, site.training.momentum, site.training.lr * self.mu)
+        steps = {"a": a, "tau": float(done.steps) if self.mu else a}
+        told = Tensors({name: torch.tensor(value, dtype=torch.float64) for name, value in steps.items()})
+        return self.report(site, {"loss": done.loss}).plus(steps=told), state | site.keeps(self.personal)
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        x = server["parameters"]
+
+        def normalised(update: Update) -> Update:
+            a = float(update.payload["steps"]["a"]) or 1.0  # no step, no movement
+            return update.plus(parameters=(x - update.payload["parameters"]) / a)
+
+        fresh = mean(map(normalised, updates), groups=(*MODEL, "steps"))
+        tau_eff = float(fresh.pop("steps")["tau"])
+        fresh["parameters"] = x - fresh["parameters"] * tau_eff
+        return server | overlay(server, fresh)

@@ -1,0 +1,82 @@
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. arXiv:1910.06378
+
+Algorithm 1:
+    line 10   y <- y - lr (g_i(y) - c_i + c)
+    line 12   option I: c_i+ <- g_i(x), over all samples;  option II: c_i+ <- c_i - c + (x - y) / (K lr)
+    line 16   (dx, dc) <- mean over the cohort S of (y - x, c_i+ - c_i)
+    line 17   x <- x + server_lr dx,   c <- c + |S|/N dc
+All control variates start at 0; K counts steps, lr is that of the round.
+Departure: under momentum, K is the number of plain steps that would have led as far (`division`).
+Departure: weighting `samples` takes both means of line 16 by number of samples.
+Departure: option I takes its gradient without augmentation.
+Buffers (batch-norm statistics) have no gradient, hence no control variate: plain mean.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.method import MODEL, Method, Update, mean, overlay
+from fedskew.models.net import Net
+from fedskew.momentum import Counted, effective_steps, next_control, tilted
+from fedskew.site import Loss, Site, fit
+from fedskew.tensors import Mean, Payload, Tensors
+from fedskew.training import Positive
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Method):
+    server_lr: Positive = 1.0  # the original's
+    option: Literal["I", "II"] = "II"  # the original's experiments
+    division: Literal["momentum", "steps"] = "momentum"  # FedNTD's; without momentum both are the original's
+    weighting: Literal["uniform", "samples"] = "uniform"  # the original's
+
+    def init_server(self, site: Site) -> Payload:
+        server = super().init_server(site)
+        return server | {"control": server["parameters"].zeros()}
+
+    def broadcast(self, server: Payload) -> Payload:
+        return super().broadcast(server) | {"control": server["control"]}
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        return tilted(site.loss, broadcast["control"] - state["control"])  # line 10
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        x, c = broadcast["parameters"], broadcast["control"]
+        state = {"control": c.zeros()} | state
+        c_i = state["control"]
+        at_x = gradient(site, broadcast, state) if self.option == "I" else None
+        site.load(broadcast, state)
+        done = fit(site, self.objective(site, broadcast, state))
+        update = self.report(site, {"loss": done.loss})
+        K = effective_steps(done.steps, site.training.momentum if self.division == "momentum" else 0)
+        c_i_new = at_x or next_control(c_i, c, x - update.payload["parameters"], K * site.training.lr)
+        return update.plus(control=c_i_new - c_i), state | site.keeps(self.personal) | {"control": c_i_new}
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        x, S = server["parameters"], Counted(updates)
+        fresh = mean(S, groups=(*MODEL, "control"), uniform=self.weighting == "uniform")
+        c = server["control"] + fresh.pop("control") * (S.count / site.population)
+        if self.server_lr != 1:  # x + (y - x) is y only up to rounding
+            fresh["parameters"] = x + (fresh["parameters"] - x) * self.server_lr
+        return server | overlay(server, fresh) | {"control": c}
+
+
+def gradient(site: Site, *models: Payload) -> Tensors:
+    """The gradient at a model of the task's loss over all samples; the site's net is left as it may."""
+    site.load(*models)
+    total, named = Mean(), dict(site.net.named_parameters())
+
+    def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+        value = site.loss(net, x, y)
+        total.add(dict(zip(named, torch.autograd.grad(value, list(named.values())), strict=True)), len(y))
+        return value.detach().requires_grad_()  # nothing stands behind it, so the step is zero
+
+    still = replace(site.training, optimiser="sgd", momentum=0.0, weight_decay=0.0, drop_last=False, augment="")
+    fit(site, loss, epochs=1, training=still)
+    return total.value()

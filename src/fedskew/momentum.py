@@ -1,0 +1,66 @@
+"""What methods against client drift share: changed objectives, and the gradient read from where local steps led."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedskew.method import Update
+from fedskew.site import Loss
+from fedskew.tensors import Tensors
+from fedskew.terms import inner, proximal
+
+
+def tethered(loss: Loss, anchor: Mapping[str, Tensor], strength: float) -> Loss:
+    """loss + strength/2 |w - anchor|^2: its gradient gains strength (w - anchor)."""
+    if strength == 0:
+        return loss
+
+    def changed(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        return loss(net, x, y) + strength / 2 * proximal(net.named_parameters(), anchor)
+
+    return changed
+
+
+def tilted(loss: Loss, direction: Mapping[str, Tensor]) -> Loss:
+    """loss + <w, direction>: its gradient gains the direction."""
+
+    def changed(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        return loss(net, x, y) + inner(net.named_parameters(), direction)
+
+    return changed
+
+
+def effective_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
+    """The a in x - y = lr a g, for this many steps of SGD along a constant gradient g.
+
+    K plain steps: K. Momentum rho: [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho). A proximal term
+    mu/2 |w - x|^2, with pull = lr mu: sum over j < K of (1 - pull)^j.
+    """
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - pull * moved
+        moved += velocity
+    return moved
+
+
+def next_control(c_i: Tensors, c: Tensors, moved: Tensors, length: float) -> Tensors:
+    """c_i - c + (x - y) / length, with moved = x - y and length = steps times lr: the client's mean gradient.
+
+    A client that took no step has learnt nothing new.
+    """
+    return c_i - c + moved / length if length else c_i
+
+
+class Counted:
+    """A stream of updates that knows how many went by: |S|, once it is read."""
+
+    def __init__(self, updates: Iterable[Update]) -> None:
+        self.updates, self.count = updates, 0
+
+    def __iter__(self) -> Iterator[Update]:
+        for update in self.updates:
+            self.count += 1
+            yield update
