@@ -1,0 +1,117 @@
+"""Small nets: perceptron, McMahan's and MOON's convolutional nets, FedCRC's and FedPG's.
+
+McMahan et al., AISTATS 2017 (mlp is their 2NN, cnn their CNN); Li, He, Song (MOON), CVPR 2021 (simple-cnn);
+Oh, Kim, Yun (FedBABU), ICLR 2022 (cnn4, used by FedCRC); FederatedScope's ConvNet5 (convnet5, used by FedPG).
+Departure: convnet5 leaves out its fifth pool below 32 px, where nothing would remain to pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from fedskew.models.layers import ConvPool, Layers, ReluPool
+from fedskew.models.net import Count, Net, Shape, Widths, dense, image, widths
+from fedskew.settings import Mistake
+
+
+@dataclass(frozen=True)
+class MlpOptions:
+    hidden: Widths = (200, 200)
+
+    def __post_init__(self) -> None:
+        widths(self.hidden)
+
+
+@dataclass(frozen=True)
+class CnnOptions:
+    channels: Widths = (32, 64)
+    hidden: Widths = 512
+    padding: bool = True
+
+    def __post_init__(self) -> None:
+        widths(self.hidden)
+        if not widths(self.channels):
+            raise ValueError("channels needs one width at least, such as 32-64")
+
+
+@dataclass(frozen=True)
+class SimpleCnnOptions:
+    projection: bool = True
+
+
+@dataclass(frozen=True)
+class Cnn4Options:
+    track: bool = False
+
+
+@dataclass(frozen=True)
+class ConvNet5Options:
+    hidden: Count = 2048
+
+
+def mlp(shape: Shape, classes: int, options: MlpOptions, layers: Layers) -> Net:
+    if not shape or min(shape) < 1:
+        raise Mistake(f"mlp takes any shape of positive sizes, got {shape}.")
+    sizes = (prod(shape), *widths(options.hidden))
+    return _net(nn.Sequential(nn.Flatten(), *dense(sizes)), sizes[-1], classes)
+
+
+def cnn(shape: Shape, classes: int, options: CnnOptions, layers: Layers) -> Net:
+    padding = 2 if options.padding else 0
+    convolutions, flat = _conv_pools("cnn", shape, widths(options.channels), padding, layers)
+    sizes = (flat, *widths(options.hidden))
+    return _net(nn.Sequential(*convolutions, nn.Flatten(), *dense(sizes)), sizes[-1], classes)
+
+
+def simple_cnn(shape: Shape, classes: int, options: SimpleCnnOptions, layers: Layers) -> Net:
+    convolutions, flat = _conv_pools("simple-cnn", shape, (6, 16), 0, layers)
+    body = nn.Sequential(*convolutions, nn.Flatten(), *dense((flat, 120, 84)))
+    if options.projection:
+        body.extend(dense((84, 84, 256), last_relu=False))
+    return _net(body, 256 if options.projection else 84, classes)
+
+
+def cnn4(shape: Shape, classes: int, options: Cnn4Options, layers: Layers) -> Net:
+    inputs, height, width = image("cnn4", shape, least=16)
+    body = nn.Sequential()
+    for _ in range(4):
+        body.append(nn.Conv2d(inputs, 64, 3, padding=1))
+        body.append(layers.norm(64, track=options.track))
+        body.append(ReluPool(layers))
+        inputs = 64
+    return _net(body.append(nn.Flatten()), inputs * (height // 16) * (width // 16), classes)
+
+
+def convnet5(shape: Shape, classes: int, options: ConvNet5Options, layers: Layers) -> Net:
+    inputs, height, width = image("convnet5", shape, least=16)
+    pools = 5 if min(height, width) >= 32 else 4
+    body = nn.Sequential()
+    for i, outputs in enumerate((32, 64, 64, 128, 128)):
+        body.append(nn.Conv2d(inputs, outputs, 5, padding=2))
+        body.append(layers.norm(outputs))
+        body.append(ReluPool(layers) if i < pools else nn.ReLU())
+        inputs = outputs
+    flat = inputs * (height >> pools) * (width >> pools)
+    return Net(body.append(nn.Flatten()), dense((flat, options.hidden, classes), last_relu=False), flat)
+
+
+def _net(body: nn.Module, features: int, classes: int) -> Net:
+    return Net(body, nn.Linear(features, classes), features)
+
+
+def _conv_pools(
+    name: str, shape: Shape, channels: tuple[int, ...], padding: int, layers: Layers
+) -> tuple[nn.Sequential, int]:
+    """5x5 convolution, ReLU, 2x2 pool, as many times as `channels` has widths; and the flat size of what remains."""
+    least = 1
+    for _ in channels:
+        least = 2 * least + 4 - 2 * padding
+    inputs, height, width = image(name, shape, least)
+    stack = nn.Sequential()
+    for outputs in channels:
+        stack.append(ConvPool(inputs, outputs, padding, layers))
+        inputs, height, width = outputs, (height + 2 * padding - 4) // 2, (width + 2 * padding - 4) // 2
+    return stack, inputs * height * width
