@@ -5,6 +5,7 @@ python benchmarks/memory.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -46,10 +47,8 @@ class Watch(threading.Thread):
         while self.going:
             pool = self.simulation.pool
             pids = [os.getpid(), *([w.process.pid for w in pool.workers] if pool else [])]
-            try:
+            with contextlib.suppress(OSError):  # a process that is just ending
                 self.peak = max(self.peak, memory_mb(pids))
-            except OSError:
-                pass
             time.sleep(0.1)
 
 
@@ -76,9 +75,8 @@ def main() -> None:
     for name, workload, rounds in CASES:
         data = workload.clients * workload.samples * 784 / 2**20
         peak, disk, seconds = measure(REGISTRY[name](), workload, rounds)
-        print(
-            f"{name:9s} {workload.clients:7d} {workload.cohort:7d} {rounds:7d} {data:9.0f} {peak:9.0f} {disk:18.0f} {seconds:9.1f}"
-        )
+        what = f"{name:9s} {workload.clients:7d} {workload.cohort:7d} {rounds:7d}"
+        print(f"{what} {data:9.0f} {peak:9.0f} {disk:18.0f} {seconds:9.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def compare(workload: Workload, seconds: float) -> None:
     runners = {"bare": Bare(workload), "ours": Ours(workload), "ours, plain step": Ours(workload, fast=False)}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
     evals: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
-    for name, runner in runners.items():
+    for runner in runners.values():
         measure(runner, workload.rounds)  # warm
     until = time.monotonic() + seconds
     while time.monotonic() < until or len(times["bare"]) < 5:

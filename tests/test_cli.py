@@ -175,6 +175,9 @@ MISTAKES = [
     (["run", "--data", "broken.npz"], "broken.npz"),
     (["run", "--metod", "fedavg"], "--method"),
     (["rn"], "run"),
+    (["compare", "fedavg", "fedprxo"], "did you mean 'fedprox'?"),
+    (["compare", "fedavg", "--seeds", "a"], "--seeds"),
+    (["compare"], "methods"),
     (["split", "shard"], "did you mean 'shards'?"),
     (["split", "iid", "--seed", "x"], "--seed"),
     (["split", "iid", "--png", "absent/x.png"], "absent"),
@@ -192,6 +195,18 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(fedskew: Any, words: list[s
     assert said.err.startswith("fedskew: ")
     assert len(said.err.strip().splitlines()) == 1
     assert "Traceback" not in said.err
+
+
+def test_compare_prints_one_table_and_goes_on_where_it_was(fedskew: Any, tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--rounds", "2", "--seeds", "0,1", "--workers", "1", "--out", "table"]
+    said = fedskew(*words, "--target", "0.05")
+    assert said.code == 0, said.err
+    for word in ("fedavg seed 1 round 2/2", "rounds to target", "±", "fedper"):
+        assert word in said.out
+    again = fedskew(*words, "--json")
+    assert [line["method"] for line in again.json()["methods"]] == ["fedavg", "fedper"]
+    assert "round" not in again.err
+    assert fedskew(*words[:3], "--rounds", "3", "--out", "table").code == 2
 
 
 def test_split_shows_the_deal_and_draws_it(fedskew: Any, tmp_path: Path) -> None:

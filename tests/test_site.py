@@ -12,6 +12,7 @@ from fedskew.methods.fedavg import FedAvg
 from fedskew.models.net import Net
 from fedskew.site import Data, Site, batches, fit, seeded
 from fedskew.tensors import Payload
+from fedskew.terms import Corrected
 from fedskew.training import Training
 from toys import digits, same
 
@@ -273,3 +274,28 @@ def test_infer_keeps_the_order_and_changes_nothing() -> None:
     close(z, site.infer(site.net.body, batch=20))
     assert z.shape == (20, 5)
     assert same(site.model(), before)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_terms_whose_gradient_is_known_are_what_calling_them_would_be(momentum: float) -> None:
+    """Fast, they are where a step's gradient starts from; plain, part of the loss."""
+    training = Training(lr=0.1, batch_size=8, epochs=2, momentum=momentum)
+    models = []
+    for fast in (True, False):
+        site = place(training=training, fast=fast)
+        anchor, tilt = site.parameters() * 0.5, site.parameters() * 0.1
+        fit(site, Corrected(site.loss, tilt=tilt, anchor=anchor, strength=0.3))
+        models.append(site.parameters())
+    apart = models[0] - models[1]
+    assert float(apart.dot(apart)) < 1e-10
+    plain = place(training=training)
+    fit(plain, plain.loss)
+    moved = models[0] - plain.parameters()
+    assert float(moved.dot(moved)) > 1e-3
+
+
+def test_a_frozen_part_is_not_moved_by_such_terms() -> None:
+    site = place(training=Training(lr=0.1, batch_size=8))
+    before = site.parameters()
+    fit(site, Corrected(site.loss, tilt=site.parameters(), anchor=before * 0, strength=1.0), train="head.")
+    assert all(torch.equal(t, before[name]) for name, t in site.parameters().items() if name.startswith("body."))

@@ -148,6 +148,40 @@ def plain_value(text: str) -> Any:
         return text
 
 
+@app.command("compare")
+def compare_command(
+    methods: Annotated[list[str], typer.Argument(help="Methods, with settings if wanted: fedavg fedprox:mu=0.1 ...")],
+    seeds: Annotated[str, typer.Option(help="Seeds, e.g. 0,1,2.")] = "0",
+    data: Data = None,
+    split: Split = None,
+    model: Annotated[str | None, typer.Option(help="A model's name.")] = None,
+    rounds: Annotated[str | None, typer.Option(help="Rounds to run.")] = None,
+    clients_per_round: Annotated[str | None, typer.Option(help="A count, a share below 1, or all.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.lr=0.05.")] = None,
+    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path("runs/compare"),
+    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    target: Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run several methods on the same clients and print one table. Goes on where it was cut off."""
+    from fedskew import show
+
+    given = {"data": data, "split": split, "model": model, "rounds": rounds, "clients_per_round": clients_per_round}
+    experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
+    options = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
+    show.show_comparison(experiment, methods, _seeds(seeds), out, target, as_json, options)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise Mistake(f"--seeds {text} will not do: give whole numbers, as in 0,1,2.") from None
+
+
 @app.command("split")
 def split_command(
     text: Annotated[str | None, typer.Argument(help="The split, e.g. dirichlet:alpha=0.1,clients=10.")] = None,

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from fedskew.method import Update
 from fedskew.site import Loss
 from fedskew.tensors import Tensors
-from fedskew.terms import inner, proximal
+from fedskew.terms import Corrected
 
 
-def tethered(loss: Loss, anchor: Mapping[str, Tensor], strength: float) -> Loss:
+def tethered(loss: Loss, anchor: Tensors, strength: float) -> Loss:
     """loss + strength/2 |w - anchor|^2: its gradient gains strength (w - anchor)."""
     if strength == 0:
         return loss
-
-    def changed(net: Any, x: Tensor, y: Tensor) -> Tensor:
-        return loss(net, x, y) + strength / 2 * proximal(net.named_parameters(), anchor)
-
-    return changed
+    if isinstance(loss, Corrected) and loss.anchor is None:
+        return replace(loss, anchor=anchor, strength=strength)
+    return Corrected(loss, anchor=anchor, strength=strength)
 
 
-def tilted(loss: Loss, direction: Mapping[str, Tensor]) -> Loss:
+def tilted(loss: Loss, direction: Tensors) -> Loss:
     """loss + <w, direction>: its gradient gains the direction."""
-
-    def changed(net: Any, x: Tensor, y: Tensor) -> Tensor:
-        return loss(net, x, y) + inner(net.named_parameters(), direction)
-
-    return changed
+    if isinstance(loss, Corrected) and loss.tilt is None:
+        return replace(loss, tilt=direction)
+    return Corrected(loss, tilt=direction)
 
 
 def effective_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:

@@ -6,10 +6,13 @@ parameter's own strides, so channels-last weights stay channels-last.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from fedskew.anatomy import anatomy
+from fedskew.terms import Corrected
 from fedskew.training import Training
 
 
@@ -33,6 +36,14 @@ class Flat:
     def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
         """A view of `buffer` with the shape and (dense) strides of `like`."""
         return buffer.as_strided(like.shape, like.stride(), start)
+
+    def vector(self, net: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by name as one vector that lies as `values` do."""
+        made, start = torch.zeros_like(self.values), 0
+        for name, p in anatomy(net).parameters:
+            self._view(made, start, p.data).copy_(tensors[name])
+            start += p.numel()
+        return made
 
     def runs(self, net: nn.Module) -> list[tuple[Tensor, Tensor]]:
         """(values, gradients) of each contiguous run of parameters that train."""
@@ -62,9 +73,13 @@ def flat_of(net: nn.Module) -> Flat:
 class FlatDescent:
     """SGD with momentum and weight decay, or Adam, on flat runs; the same rule as torch.optim."""
 
-    def __init__(self, net: nn.Module, training: Training) -> None:
+    def __init__(self, net: nn.Module, training: Training, corrected: Corrected | None = None) -> None:
+        """`corrected`: its terms' gradient is what each step's gradient starts from."""
         flat = flat_of(net)
-        self.grads, self.training = flat.grads, training
+        self.values, self.grads, self.training = flat.values, flat.grads, training
+        self.strength = corrected.strength if corrected else 0.0
+        self.tilt = flat.vector(net, corrected.tilt) if corrected and corrected.tilt is not None else None
+        self.anchor = flat.vector(net, corrected.anchor) if corrected and corrected.anchor is not None else None
         self.runs = flat.runs(net)
         self.velocity: list[Tensor] = []
         self.adam: torch.optim.Adam | None = None
@@ -74,8 +89,14 @@ class FlatDescent:
                 leaf.requires_grad_().grad = grad
             self.adam = torch.optim.Adam(leaves, lr=training.lr, weight_decay=training.weight_decay)
 
+    @torch.no_grad()
     def zero_grad(self) -> None:
-        self.grads.zero_()
+        if self.anchor is None:
+            self.grads.zero_() if self.tilt is None else self.grads.copy_(self.tilt)
+            return
+        torch.sub(self.values, self.anchor, out=self.grads).mul_(self.strength)
+        if self.tilt is not None:
+            self.grads.add_(self.tilt)
 
     @torch.no_grad()
     def step(self) -> None:

@@ -16,22 +16,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedskew.compare import FIGURES, carry_out, summarise, write
 from fedskew.data.skew import skew
 from fedskew.data.sources import listing, load
 from fedskew.data.splits import cuts, deal, dealers, features
 from fedskew.evaluate import headline, to_target
+from fedskew.experiment import Experiment
 from fedskew.federation.loop import QuorumLost, Record
 from fedskew.methods import REGISTRY
 from fedskew.models import listing as models_listing
 from fedskew.runner import Run
 from fedskew.settings import Mistake
 
+PROGRESS = (
+    TextColumn("round"),
+    MofNCompleteColumn(),
+    BarColumn(bar_width=30),
+    TextColumn("{task.fields[words]}"),
+    TimeRemainingColumn(),
+)
+PAGE = 160  # columns where there is no terminal to ask
 QUIET = 5.0  # seconds between lines of progress where there is no terminal
 
 
 def console(as_json: bool) -> Console:
     """Where people read: stdout, or stderr when stdout is for the JSON object."""
-    return Console(stderr=as_json, highlight=False, soft_wrap=not sys.stdout.isatty())
+    terminal = (sys.stderr if as_json else sys.stdout).isatty()
+    return Console(stderr=as_json, highlight=False, width=None if terminal else PAGE)
 
 
 def emit(value: Any) -> None:
@@ -100,15 +111,8 @@ def introduce(run: Run, screen: Console) -> None:
 
 
 def _watch(run: Run, screen: Console) -> None:
-    columns = (
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(bar_width=30),
-        TextColumn("{task.fields[words]}"),
-        TimeRemainingColumn(),
-    )
     last = time.monotonic()
-    with Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
+    with Progress(*PROGRESS, console=screen, disable=not screen.is_terminal) as bar:
         done = run.start[0] if run.start else 0
         task = bar.add_task("", total=run.rounds, completed=done, words="")
         for record in run:
@@ -159,6 +163,76 @@ def conclude(result: dict[str, Any], screen: Console) -> None:
     screen.print(f"all of it in {result['directory']}")
     screen.print("\nnext: fedskew split --png split.png    see how skewed the clients are")
     screen.print("      fedskew run --method fedprox     another method on the same clients")
+
+
+def show_comparison(
+    base: Experiment,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    target: float | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    screen = console(as_json)
+    with Progress(*PROGRESS, console=screen, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=base.rounds * len(methods) * len(seeds), words="")
+        last = time.monotonic()
+
+        def watch(text: str, seed: int, run: Run, record: Record) -> None:
+            nonlocal last
+            place = seeds.index(seed) * len(methods) + list(methods).index(text)
+            done = (place + (record.round + 1) / run.rounds) * base.rounds
+            bar.update(task, completed=done, words=f"{text} seed {seed} {words(record)}")
+            if not screen.is_terminal and (time.monotonic() - last > QUIET or record.round == run.rounds - 1):
+                screen.print(f"{text} seed {seed} round {record.round + 1}/{run.rounds} {words(record)}")
+                last = time.monotonic()
+
+        try:
+            rows = carry_out(base, methods, seeds, out, watch, **options)
+        except (KeyboardInterrupt, QuorumLost) as stop:
+            print(f"fedskew: stopped ({stop or 'Ctrl-C'}); the same command goes on from here", file=sys.stderr)
+            raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else 3) from None
+    lines = summarise(rows, target)
+    write(out, base, rows, lines)
+    if as_json:
+        emit({"methods": lines, "directory": str(out)})
+        return
+    columns = [
+        "method",
+        "seeds",
+        "rounds",
+        *FIGURES,
+        *(["rounds to target"] if target else []),
+        "traffic",
+        "client s",
+        "server s",
+    ]
+    shown = [
+        [
+            line["method"],
+            line["seeds"],
+            line["rounds"],
+            *(spread(line[word], line[f"{word}_std"]) for word in FIGURES),
+            *([line["rounds_to_target"] or "-"] if target else []),
+            size(line["bytes"]),
+            f"{line['client_seconds']:.1f}",
+            f"{line['server_seconds']:.1f}",
+        ]
+        for line in lines
+    ]
+    screen.print(table(f"{base.data if isinstance(base.data, str) else base.data.name}, {base.split}", columns, shown))
+    screen.print(
+        "accuracy in %, mean and spread over seeds: of the global model on the balanced test set (global) and on the"
+    )
+    screen.print(
+        "clients' own test parts (clients), of the clients' own models there (personal), their worst tenth, new clients"
+    )
+    screen.print(f"all of it in {out}")
+
+
+def spread(mean: float | None, std: float | None) -> str:
+    return percent(mean) if std is None else f"{percent(mean)} ±{100 * std:.2f}"
 
 
 def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path | None, as_json: bool) -> None:

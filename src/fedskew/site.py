@@ -17,7 +17,7 @@ from fedskew.anatomy import anatomy, set_mode
 from fedskew.data.augment import parse_augment
 from fedskew.flat import FlatDescent, PlainDescent
 from fedskew.tensors import Payload, Tensors
-from fedskew.terms import plain
+from fedskew.terms import Corrected, plain
 from fedskew.training import Training
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (net, x, y) -> scalar
@@ -184,9 +184,7 @@ class Site:
         """`function` over all the samples in order, in evaluation mode, without gradient."""
         self.net.eval()
         data = self.data if data is None else data
-        return torch.cat(
-            [function(data.take(p)[0].to(self.device)).cpu() for p in pieces(len(data), batch)]
-        )
+        return torch.cat([function(data.take(p)[0].to(self.device)).cpu() for p in pieces(len(data), batch)])
 
 
 def copied(tensor: Tensor) -> Tensor:
@@ -236,7 +234,12 @@ def fit(
         set_mode(layers, move_statistics or any(p.requires_grad for p in parameters))
     if training.batch_norm == "frozen":
         set_mode(own.norms, False)
-    descent = FlatDescent(net, training) if site.fast else PlainDescent(net, training)
+    if site.fast:
+        corrected = loss if isinstance(loss, Corrected) else None
+        descent: FlatDescent | PlainDescent = FlatDescent(net, training, corrected)
+        loss = corrected.loss if corrected else loss
+    else:
+        descent = PlainDescent(net, training)
     done, total = 0, 0.0
     # layers that draw (dropout) read the global generator: give it the site's seed, and give it back
     with torch.random.fork_rng(devices=[]):

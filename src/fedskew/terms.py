@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,34 @@ def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
 
 def proximal(parameters: Iterable[tuple[str, Tensor]], anchor: Mapping[str, Tensor]) -> Tensor:
     """|w - anchor|^2 over the named parameters."""
-    return torch.stack([(p - anchor[name]).square().sum() for name, p in parameters]).sum()
+    return torch.stack([(p - anchor[name].to(p.device)).square().sum() for name, p in parameters]).sum()
 
 
 def inner(parameters: Iterable[tuple[str, Tensor]], direction: Mapping[str, Tensor]) -> Tensor:
     """<w, direction> over the named parameters; its gradient is the direction."""
-    return torch.stack([(p * direction[name]).sum() for name, p in parameters]).sum()
+    return torch.stack([(p * direction[name].to(p.device)).sum() for name, p in parameters]).sum()
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """loss + <w, tilt> + strength/2 |w - anchor|^2, of which only the loss depends on the data.
+
+    The gradient of the rest is known without autograd: `fit` puts it where a step's gradient starts from,
+    a fifth of a small net's step cheaper than calling this. The bits are those of the call.
+    """
+
+    loss: Callable[[Any, Tensor, Tensor], Tensor]
+    tilt: Mapping[str, Tensor] | None = None
+    anchor: Mapping[str, Tensor] | None = None
+    strength: float = 0.0
+
+    def __call__(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        total = self.loss(net, x, y)
+        if self.tilt is not None:
+            total = total + inner(net.named_parameters(), self.tilt)
+        if self.anchor is not None:
+            total = total + self.strength / 2 * proximal(net.named_parameters(), self.anchor)
+        return total
 
 
 def imitation(student: Tensor, teacher: Tensor, temperature: float = 1.0, reduction: str = "batchmean") -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedskew.drift import effective_steps, next_control, tethered, tilted
 from fedskew.method import Method
 from fedskew.methods.ditto import Ditto
 from fedskew.methods.fedavgm import FedAvgM
@@ -17,7 +18,6 @@ from fedskew.methods.fednova import FedNova
 from fedskew.methods.local import Local
 from fedskew.methods.scaffold import SCAFFOLD
 from fedskew.models.net import Net
-from fedskew.momentum import effective_steps, next_control, tethered, tilted
 from fedskew.site import one_thread
 from fedskew.tensors import Payload, Tensors, weighted_mean
 from fedskew.training import Training

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedskew.drift import tethered
 from fedskew.method import Method, Update
-from fedskew.momentum import tethered
 from fedskew.site import Site, fit
 from fedskew.tensors import Payload
 from fedskew.training import NotNegative

@@ -16,8 +16,8 @@ Buffers (batch-norm statistics) have no gradient, hence no correction: plain mea
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedskew.drift import Counted, effective_steps, next_control, tethered, tilted
 from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.momentum import Counted, effective_steps, next_control, tethered, tilted
 from fedskew.site import Loss, Site, fit
 from fedskew.tensors import Payload
 from fedskew.training import Positive

@@ -13,8 +13,8 @@ Buffers (batch-norm statistics) have no gradient, hence no correction: plain mea
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedskew.drift import Counted, tethered, tilted
 from fedskew.method import Method, Update, mean, overlay
-from fedskew.momentum import Counted, tethered, tilted
 from fedskew.site import Loss, Site
 from fedskew.tensors import Payload
 from fedskew.training import Positive

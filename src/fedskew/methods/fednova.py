@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fedskew.drift import effective_steps, tethered
 from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.momentum import effective_steps, tethered
 from fedskew.site import Loss, Site, fit
 from fedskew.tensors import Payload, Tensors
 from fedskew.training import NotNegative

@@ -8,13 +8,10 @@ Departure: every client runs all its epochs (no variable work).
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from fedskew.drift import tethered
 from fedskew.method import Method
-from fedskew.models.net import Net
 from fedskew.site import Loss, Site
 from fedskew.tensors import Payload
-from fedskew.terms import proximal
 from fedskew.training import NotNegative
 
 
@@ -23,11 +20,4 @@ class FedProx(Method):
     mu: NotNegative = 0.01  # the original's choices are 0.001 to 1; MOON's pick for CIFAR-10
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
-        if self.mu == 0:
-            return site.loss
-        anchor = site.parameters()
-
-        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
-            return site.loss(net, x, y) + self.mu / 2 * proximal(net.named_parameters(), anchor)
-
-        return loss
+        return tethered(site.loss, broadcast["parameters"], self.mu)

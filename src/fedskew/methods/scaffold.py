@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedskew.drift import Counted, effective_steps, next_control, tilted
 from fedskew.method import MODEL, Method, Update, mean, overlay
 from fedskew.models.net import Net
-from fedskew.momentum import Counted, effective_steps, next_control, tilted
 from fedskew.site import Loss, Site, fit
 from fedskew.tensors import Mean, Payload, Tensors
 from fedskew.training import Positive
