@@ -1,0 +1,121 @@
+"""Several methods on one data set and split, with the same seeds and cohorts, in one table."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedskew.checkpoint import write_atomically
+from fedskew.evaluate import to_target
+from fedskew.experiment import Experiment
+from fedskew.federation.loop import Record
+from fedskew.method import Method
+from fedskew.methods import REGISTRY
+from fedskew.runner import Run
+from fedskew.settings import Mistake, build, choose, parse
+
+FIGURES = {  # what is tabled of a run: word -> where it stands in the last round's metrics
+    "global": ("global", "accuracy"),
+    "clients": ("clients", "global", "mean"),
+    "personal": ("clients", "personal", "mean"),
+    "worst": ("clients", "personal", "worst_decile"),
+    "new": ("new", "personal", "mean"),
+}
+
+
+def method_of(text: str) -> Method:
+    """`fedprox:mu=0.1` -> FedProx(mu=0.1)."""
+    steps = parse(text, "method")
+    if len(steps) > 1:
+        raise Mistake(f"method '{text}' has more than one part; write name:field=value,...")
+    name, options = steps[0]
+    values: dict[str, Any] = {key: _listed(value) for key, value in options.items()}
+    return build(choose("method", name, REGISTRY), values, f"method {name}")
+
+
+def _listed(value: str) -> Any:
+    """5-5-5 is a tuple of numbers, since a comma ends an option."""
+    parts = value.split("-")
+    return [int(p) for p in parts] if len(parts) > 1 and all(p.isdigit() for p in parts) else value
+
+
+def carry_out(
+    base: Experiment,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    watch: Callable[[str, int, Run, Record], None],
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Run what is missing, take up what was cut off; one row a run. A changed setting is not mixed with old results."""
+    made = {text: method_of(text) for text in methods}  # mistakes before the first run
+    rows = []
+    for seed in seeds:
+        for text in methods:
+            experiment = replace(base, method=made[text], seed=seed)
+            path = out / f"{text.replace(':', '-').replace(',', '-').replace('=', '')}-s{seed}"
+            run = open_run(experiment, path, **options)
+            for record in run:
+                watch(text, seed, run, record)
+            rows.append({"method": text, "seed": seed, "directory": str(path), "records": run.records, **run.result})
+    return rows
+
+
+def open_run(experiment: Experiment, path: Path, **options: Any) -> Run:
+    settings = path / "settings.toml"
+    if not settings.exists():
+        return Run(experiment, out=path, **options)
+    if settings.read_text() != experiment.to_toml():
+        raise Mistake(f"{path} holds a run with other settings; give another --out or remove it.")
+    return Run(experiment, out=path, resume=True, **options)
+
+
+def figure(result: dict[str, Any], place: Sequence[str]) -> float | None:
+    value: Any = result["metrics"]
+    for key in place:
+        value = value.get(key) if value else None
+    return None if value is None else float(value)
+
+
+def summarise(rows: Sequence[dict[str, Any]], target: float | None) -> list[dict[str, Any]]:
+    """One line a method: mean and spread over seeds of each figure, and what it cost."""
+    lines = []
+    for text in dict.fromkeys(row["method"] for row in rows):
+        runs = [row for row in rows if row["method"] == text]
+        line: dict[str, Any] = {"method": text, "seeds": len(runs), "rounds": runs[0]["rounds"]}
+        for word, place in FIGURES.items():
+            values = [v for run in runs if (v := figure(run, place)) is not None]
+            line[word] = statistics.mean(values) if values else None
+            line[f"{word}_std"] = statistics.stdev(values) if len(values) > 1 else None
+        if target is not None:
+            reached = [to_target(run["records"], target) for run in runs]
+            line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
+            line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
+        line["bytes"] = statistics.mean(run["bytes_up"] + run["bytes_down"] for run in runs)
+        line["client_seconds"] = statistics.mean(run["client_seconds"] for run in runs)
+        line["server_seconds"] = statistics.mean(run["server_seconds"] for run in runs)
+        lines.append(line)
+    return lines
+
+
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    """A mean only if every seed got there."""
+    known = [v for v in values if v is not None]
+    return statistics.mean(known) if known and len(known) == len(values) else None
+
+
+def write(out: Path, base: Experiment, rows: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> None:
+    """compare.json (settings, a line a method, a row a run) and compare.csv beside the runs."""
+    runs = [{key: row[key] for key in ("method", "seed", "accuracy", "digest", "metrics")} for row in rows]
+    settings = {key: value for key, value in base.as_dict().items() if key not in ("method", "seed")}
+    text = json.dumps({"settings": settings, "methods": list(lines), "runs": runs}, indent=1)
+    write_atomically(out / "compare.json", (text + "\n").encode())
+    with (out / "compare.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
