@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedskew.cli import main
+from test_workers import leftovers
 
 FEW = ["--rounds", "2", "--workers", "1"]
 
@@ -244,6 +245,7 @@ def test_your_own_vectors_train(fedskew: Any) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    before = leftovers()
     command = [sys.executable, "-m", "fedskew.cli", "run"]
     options = ["--rounds", "400", "--out", "run", "--workers", "2", "--split", "iid:clients=20"]
     process = subprocess.Popen(
@@ -255,6 +257,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) ->
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert leftovers() == before
     assert err.strip().splitlines() == ["fedskew: stopped; go on with: fedskew run --resume run"]
     done = records.read_text().count("\n")
     resumed = subprocess.Popen([*command, "--resume", "run"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

@@ -29,10 +29,26 @@ OFF: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 0.0},
     "ditto": {},  # only its personal branch differs
     "finetune": {},  # likewise
+    "moon": {"mu": 0.0},
+    "fedntd": {"beta": 0.0},
+    "fedfocal": {"gamma": 0.0, "alpha": 1.0},
+    "taunorm": {"tau": 0.0, "drop_bias": False},
     "fedmr": {"mu1": 0.0, "mu2": 0.0},
 }
 # methods that no setting makes FedAvg: their own equation tests say what they become instead
-OTHERWISE = {"scaffold", "fednova", "feddyn", "feddc", "fedbabu", "fedper", "fedrep", "fedcrc", "local"}
+OTHERWISE = {
+    "fedproc",
+    "fedproto",
+    "scaffold",
+    "fednova",
+    "feddyn",
+    "feddc",
+    "fedbabu",
+    "fedper",
+    "fedrep",
+    "fedcrc",
+    "local",
+}
 PUBLIC = "public:per_class=4+"
 
 

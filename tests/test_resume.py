@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedskew.experiment import Evaluation, Experiment
 from fedskew.method import Method, Update
@@ -105,6 +106,14 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
     assert run.result["digest"] == whole()
 
 
+def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(tmp_path / "run", 2)
+    monkeypatch.setattr("fedskew.checkpoint.versions", lambda: {"torch": "9.9"})
+    run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
+    assert len(run.troubles) == 1
+    assert f"torch {torch.__version__}" in run.troubles[0]
+
+
 def test_with_every_checkpoint_gone_the_run_starts_over_and_says_so(tmp_path: Path) -> None:
     started(tmp_path / "run", 3)
     for path in (tmp_path / "run" / "checkpoints").iterdir():
@@ -160,7 +169,7 @@ KILLS = 20
 def test_twenty_random_kills_do_not_change_the_result(tmp_path: Path) -> None:
     """kill -9 at random moments, with any number of workers, until the run is done."""
     draw = random.Random(0)
-    options = ["--method", "fedprox", "--set", "training.batch_norm=local", "--rounds", "40", "--seed", "5"]
+    options = ["--method", "scaffold", "--rounds", "40", "--seed", "5"]
     options += ["--split", "dirichlet:alpha=0.3,clients=20,min=5", "--clients-per-round", "8"]
     fedskew = [sys.executable, "-m", "fedskew.cli", "run"]
     out = tmp_path / "run"

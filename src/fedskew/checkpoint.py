@@ -26,6 +26,7 @@ import filelock
 import numpy as np
 import torch
 
+from fedskew import __version__
 from fedskew.federation.store import Damaged, Entry, Store, sha256
 from fedskew.federation.wire import decode_with_notes, encode
 from fedskew.settings import Mistake
@@ -37,7 +38,7 @@ RELUCTANCE = 20  # with automatic spacing, checkpoints take at most about a twen
 
 def versions() -> dict[str, str]:
     return {
-        "fedskew": "0.1.0",
+        "fedskew": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -132,7 +133,10 @@ class RunDirectory:
         troubles: list[str] = []
         for path in self.checkpoints():
             try:
-                return self._take_up(path), troubles
+                start, written = self._take_up(path)
+                if changed := [f"{name} {was}" for name, was in written.items() if versions().get(name) != was]:
+                    troubles.append(f"it was begun with {', '.join(changed)}: its bits may come out otherwise")
+                return start, troubles
             except (Damaged, OSError, ValueError) as error:
                 troubles.append(f"checkpoint {path.name[:6]} cannot be used: {error}")
                 self.store = Store(self.path / "clients")
@@ -140,7 +144,8 @@ class RunDirectory:
         self._cut(self.index, 0)
         return None, troubles
 
-    def _take_up(self, path: Path) -> tuple[int, Payload]:
+    def _take_up(self, path: Path) -> tuple[tuple[int, Payload], dict[str, str]]:
+        """((next round, server state), versions it was written with); raises if anything is not as it was."""
         blob = bytearray(path.read_bytes())
         if sha256(blob) != path.stem.partition("-")[2]:
             raise Damaged("its checksum does not match")
@@ -155,7 +160,7 @@ class RunDirectory:
             if newer.name > path.name:
                 newer.unlink()
         self.last = (notes["round"], time.monotonic())
-        return notes["round"] + 1, server
+        return (notes["round"] + 1, server), notes["versions"]
 
     @staticmethod
     def _cut(path: Path, size: int) -> None:

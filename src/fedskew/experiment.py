@@ -185,15 +185,18 @@ def model_text(model: str, data: DataSet) -> str:
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
+    """What makes the net; tried at once, so that a model that does not fit is a mistake now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
-        return partial(wrap, experiment.model, experiment.head)
+        own = partial(wrap, experiment.model, experiment.head)
+        own()
+        return own
     steps = parse(model_text(experiment.model, data), "model")
     if len(steps) > 1:
         raise Mistake(f"model '{experiment.model}' has more than one part; name one model.")
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
     fast = experiment.step == "fast"
     make = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    make()  # a model that does not fit the data is a mistake now, not in a worker
+    make()
     return make
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
@@ -23,6 +23,7 @@ from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import MU1, FedMR, inter_class, intra_class
 from fedskew.prototypes import GROUP, class_means
 from fedskew.tensors import Tensors
+from fedskew.training import Training
 from toys import digits, rounds, same, toy_q, w_of
 
 X = tensor([[1.0, 2, 0], [3, 2.5, 1], [2, 4, 5], [4, 3.5, 2]])
@@ -78,6 +79,7 @@ def test_lemma_1_on_numbers() -> None:
 def test_lemma_1_holds_for_any_features_more_samples_than_features_or_fewer(seed: int, n: int, d: int) -> None:
     """sum_i (lambda_i - mean lambda)^2 = |M|_F^2 - d, for every class of two samples or more."""
     z = normal(seed, n, d)
+    assume(z.var(0).min() > 1e-2)  # the 1e-8 added to variances aside
     spread = (eigenvalues(z) - eigenvalues(z).mean()).square().sum()
     assert_close(spread + d, intra_class(z, torch.zeros(n, dtype=torch.int64), "paper"), rtol=1e-5, atol=1e-5)
 
@@ -144,10 +146,11 @@ def test_all_classes_at_once_equal_class_by_class_in_value_and_gradient(form: An
 @settings(max_examples=30, deadline=None)
 @given(seeds, st.sampled_from(FORMS))
 def test_intra_class_ignores_each_class_s_shift_and_each_feature_s_scale(seed: int, form: Any) -> None:
-    z, y = batch(seed)
+    z, y = normal(seed, 24, 5), torch.arange(24) % 4
     shift, scale = 10 * normal(seed + 1, 4, 5), normal(seed + 2, 5).exp()
     moved = z * scale + shift[y]
-    assert_close(intra_class(moved, y, form), intra_class(z, y, form), rtol=1e-5, atol=1e-6)
+    assume(min(v[y == c].var(0).min() for v in (z, moved) for c in range(4)) > 1e-3)
+    assert_close(intra_class(moved, y, form), intra_class(z, y, form), rtol=1e-4, atol=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -337,10 +340,12 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit_on_digits_and_sends_no_proto
 
 
 def test_the_margin_is_off_in_the_first_round_and_on_in_the_second() -> None:
-    ours, _ = rounds(digits(FedMR(mu1=0, mu2=1, lite=4), split=PCDD), 2)
-    plain, _ = rounds(digits(FedAvg(), split=PCDD), 2)
-    assert same(model_of(ours[0].server), model_of(plain[0].server))
-    assert not same(model_of(ours[1].server), model_of(plain[1].server))
+    twice = Training(lr=0.1, batch_size=16, epochs=2)  # so that a draw too many would show in the second pass
+    for mu1, without in ((0.0, FedAvg()), (0.1, FedMR(mu1=0.1, mu2=0))):
+        ours, _ = rounds(digits(FedMR(mu1=mu1, mu2=1, lite=4), split=PCDD, training=twice), 2)
+        plain, _ = rounds(digits(without, split=PCDD, training=twice), 2)
+        assert same(model_of(ours[0].server), model_of(plain[0].server))
+        assert not same(model_of(ours[1].server), model_of(plain[1].server))
 
 
 def test_the_objective_is_eq_5() -> None:
@@ -361,6 +366,19 @@ def test_the_objective_is_eq_5() -> None:
             + 0.7 * inter_class(z, y, g["mean"], known, others)
         )
         assert_close(objective(site.net, x, y), wanted)
+
+
+def test_only_known_classes_are_rivals_whatever_the_scope() -> None:
+    """The client holds two classes, h; known are h[0] and one other, o: all {h0, o}, present {h0}, missing {o}."""
+    site = digits(FedMR(), split=PCDD).site(1, 1, "train")
+    held = bins(site.data.labels)
+    first, other = held.nonzero()[0].item(), (~held).nonzero()[0].item()
+    count = torch.zeros(10).index_fill(0, tensor([first, other]), 5.0)
+    broadcast = {GROUP: Tensors(mean=torch.zeros(10, site.net.features), count=count)}
+    for scope, wanted in (("all", {first, other}), ("present", {first}), ("missing", {other})):
+        _, known, others = FedMR(inter_scope=scope).rivals(site, broadcast)
+        assert torch.equal(known, count > 0)
+        assert set(others.nonzero().flatten().tolist()) == wanted
 
 
 def bins(labels: Tensor) -> Tensor:
@@ -481,8 +499,8 @@ def test_collapsed_features_have_the_larger_spread() -> None:
     assert eigenvalue_spread(torch.zeros(60, 8), y) == 0
 
 
-def test_a_net_s_collapse_is_the_mean_over_its_batches() -> None:
-    world = digits(FedAvg())
+def test_a_net_s_collapse_is_the_mean_over_its_batches_in_evaluation_mode() -> None:
+    world = digits(FedAvg(), model="resnet8")
     site = world.site(0, 0, "train")
     site.load()
     data = world.pool(torch.arange(70))
@@ -490,6 +508,7 @@ def test_a_net_s_collapse_is_the_mean_over_its_batches() -> None:
     spreads = [
         eigenvalue_spread(site.infer(site.net.body, data.part(p)), data.part(p).labels, 5) for p in order[:60].split(30)
     ]
+    site.net.train()
     found = feature_collapse(site.net, data, torch.Generator().manual_seed(4), batch=30, top=5)
     assert found == pytest.approx(sum(spreads) / 2, rel=1e-4)
     small = feature_collapse(site.net, data.part(torch.arange(20)), torch.Generator().manual_seed(4))

@@ -8,14 +8,20 @@ from fedskew.methods.fedbabu import FedBABU
 from fedskew.methods.fedcrc import FedCRC
 from fedskew.methods.feddc import FedDC
 from fedskew.methods.feddyn import FedDyn
+from fedskew.methods.fedfocal import FedFocal
 from fedskew.methods.fedmr import FedMR
 from fedskew.methods.fednova import FedNova
+from fedskew.methods.fedntd import FedNTD
 from fedskew.methods.fedper import FedPer
+from fedskew.methods.fedproc import FedProc
+from fedskew.methods.fedproto import FedProto
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.fedrep import FedRep
 from fedskew.methods.finetune import FineTune
 from fedskew.methods.local import Local
+from fedskew.methods.moon import MOON
 from fedskew.methods.scaffold import SCAFFOLD
+from fedskew.methods.taunorm import TauNorm
 
 REGISTRY: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -25,6 +31,12 @@ REGISTRY: dict[str, type[Method]] = {
     "fednova": FedNova,
     "feddyn": FedDyn,
     "feddc": FedDC,
+    "moon": MOON,
+    "fedproc": FedProc,
+    "fedproto": FedProto,
+    "fedntd": FedNTD,
+    "fedfocal": FedFocal,
+    "taunorm": TauNorm,
     "fedbabu": FedBABU,
     "fedper": FedPer,
     "fedrep": FedRep,

@@ -1,0 +1,41 @@
+"""Fed-Focal Loss for Imbalanced Data Classification in Federated Learning.
+
+Sarkar, Narang, Rai. FL-IJCAI 2020. arXiv:2011.06283
+
+    L = -alpha (1 - p_y)^gamma log p_y, batch mean         (Lin et al., ICCV 2017, arXiv:1708.02002)
+Departure: the loss alone, as FedDDC compares it; the original also draws clients by their contribution.
+Departure: one alpha for all classes.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.method import Method
+from fedskew.models.net import Net
+from fedskew.site import Loss, Site
+from fedskew.tensors import Payload
+from fedskew.training import NotNegative, Positive
+
+
+def focal(logits: Tensor, y: Tensor, gamma: float, alpha: float) -> Tensor:
+    """The loss above. 1 - p_y comes from the other logits, so that its gradient is finite where p_y rounds to 1."""
+    own, everything = y[:, None], logits.logsumexp(1)
+    log_p = logits.gather(1, own)[:, 0] - everything
+    log_rest = logits.scatter(1, own, float("-inf")).logsumexp(1) - everything
+    return -alpha * ((gamma * log_rest).exp() * log_p).mean()
+
+
+@dataclass(frozen=True)
+class FedFocal(Method):
+    gamma: NotNegative = 2.0  # Lin et al.'s
+    alpha: Positive = 1.0  # ours, as in the code of Ratio Loss; Lin et al. have 0.25
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        if self.gamma == 0 and self.alpha == 1:
+            return site.loss
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            return focal(net(x), y, self.gamma, self.alpha)
+
+        return loss

@@ -1,0 +1,60 @@
+"""FedProc: Prototypical Contrastive Federated Learning on Non-IID Data.
+
+Mu, Shen, Cheng, Geng, Fu, Zhang, Zhang. FGCS 143, 2023. arXiv:2109.12273
+
+    L_gpc = -log softmax_c(<z, P_c / |P_c|>)[y]           P the server's prototypes
+    L     = alpha L_gpc + (1 - alpha) CE,  alpha = 1 - t/T, T the run's rounds; in round 0 CE alone
+    P_c   = sum_i sum of z of class c / sum_i N_i^c,      z under client i's model after its round
+A class nobody has sent yet has P_c = 0, hence the logit 0; one nobody sends again keeps its last P_c.
+z is not normalised and there is no temperature: the authors' code.
+Departure: prototypes are in evaluation mode, without augmentation; the authors' code has training mode, with it.
+Departure: T is the run's; the authors' code has 100.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from fedskew.method import Method, Update
+from fedskew.models.net import Net
+from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
+from fedskew.site import Loss, Site
+from fedskew.tensors import Payload
+
+
+def prototype_contrast(z: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
+    """L_gpc, mean over the batch; a prototype of zeros stays one."""
+    return cross_entropy(z @ normalize(prototypes).T, y)
+
+
+@dataclass(frozen=True)
+class FedProc(Method):
+    normalise_z: bool = False  # the authors' code; True: cosine instead of <z, P_c / |P_c|>
+
+    def init_server(self, site: Site) -> Payload:
+        return super().init_server(site) | {GROUP: no_prototypes(site)}
+
+    def broadcast(self, server: Payload) -> Payload:
+        return server
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        if not broadcast[GROUP]["count"].any():  # round 0
+            return site.loss
+        P, alpha = broadcast[GROUP]["mean"].to(site.device), 1 - site.round / site.rounds
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            z = net.body(x)
+            contrast = prototype_contrast(normalize(z) if self.normalise_z else z, y, P)
+            return alpha * contrast + (1 - alpha) * site.loss(lambda _: net.head(z), x, y)
+
+        return loss
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        update, kept = super().client(site, broadcast, state)
+        return update.plus(**{GROUP: prototypes_of(site)}), kept
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        pool = Pool(server[GROUP])
+        return super().aggregate(site, server, pool.watch(updates)) | {GROUP: pool.value()}

@@ -1,0 +1,72 @@
+"""FedProto: Federated Prototype Learning across Heterogeneous Clients.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. arXiv:2105.00243
+
+    L   = CE + lambda d(z, P_y), P the server's prototypes; before there are any, CE alone
+    P_c = mean over the clients that hold c of their own mean feature of c
+No model is shared: prototypes are all that travels, and a client predicts with its own head.
+As in the authors' code: d is the mean square over all elements of the batch, the mean over clients is uniform, and a
+sample whose class has no prototype adds 0 to the batch's mean.
+Departure: own prototypes are those of the trained model, in evaluation mode; the authors' code collects the features
+of the last epoch's batches while the model moves.
+Departure: a class that nobody in the cohort holds keeps its last prototype (the original's clients all take part).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from fedskew.method import Method, Update
+from fedskew.models.net import Net
+from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
+from fedskew.site import Loss, Site
+from fedskew.tensors import Payload
+from fedskew.training import NotNegative
+
+Distance = Literal["mse", "l2"]
+
+
+def to_prototype(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, distance: Distance) -> Tensor:
+    """d(z, P_y), mean over the batch; a sample without prototype is its own."""
+    target = torch.where(known[y][:, None], prototypes[y], z.detach())
+    return mse_loss(z, target) if distance == "mse" else (z - target).norm(dim=1).mean()
+
+
+@dataclass(frozen=True)
+class FedProto(Method):
+    personal = ("",)  # every name
+    has_global = False
+
+    lam: NotNegative = 1.0  # the authors' code
+    distance: Distance = "mse"  # the authors' code; l2: the paper's, not squared, so not divided by the features
+    weighting: Literal["uniform", "samples"] = "uniform"  # in P_c; the authors' code; the paper weights by samples
+
+    def init_server(self, site: Site) -> Payload:
+        return {GROUP: no_prototypes(site)}
+
+    def broadcast(self, server: Payload) -> Payload:
+        return server
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        P, known = broadcast[GROUP]["mean"].to(site.device), (broadcast[GROUP]["count"] > 0).to(site.device)
+        if self.lam == 0 or not known.any():
+            return site.loss
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            z = net.body(x)
+            return site.loss(lambda _: net.head(z), x, y) + self.lam * to_prototype(z, y, P, known, self.distance)
+
+        return loss
+
+    def report(self, site: Site, metrics: dict[str, float]) -> Update:
+        return Update({GROUP: prototypes_of(site)}, float(len(site.data)), metrics)
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        pool = Pool(server[GROUP], uniform=self.weighting == "uniform")
+        for update in updates:
+            pool.add(update.payload[GROUP])
+        return {GROUP: pool.value()}

@@ -1,0 +1,57 @@
+"""MOON: Model-Contrastive Federated Learning.
+
+Li, He, Song. CVPR 2021. arXiv:2103.16257
+
+    l_con = -log( e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_prev)/tau}) )
+    l     = l_sup + mu l_con
+z is the body's output (the net `simple-cnn` ends its body with the paper's projection); z_g comes from the model
+received, z_prev from this client's own model at the end of its last round. Both are frozen, in evaluation mode.
+Departure: in a client's first round there is no z_prev and l = l_sup. The authors' code does so in round 0, but gives
+a client first drawn later a random net of its own as z_prev.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, softplus
+
+from fedskew.method import Method, Update
+from fedskew.models.net import Net
+from fedskew.site import Loss, Site
+from fedskew.tensors import Payload
+from fedskew.training import NotNegative, Positive
+
+PREVIOUS = {"previous": "parameters", "previous_buffers": "buffers"}  # the last own model in a client's state
+
+
+def model_contrast(z: Tensor, z_g: Tensor, z_prev: Tensor, tau: float) -> Tensor:
+    """l_con, mean over the batch: -log(e^a / (e^a + e^b)) = log(1 + e^{b - a})."""
+    return softplus((cosine_similarity(z, z_prev) - cosine_similarity(z, z_g)) / tau).mean()
+
+
+@dataclass(frozen=True)
+class MOON(Method):
+    mu: NotNegative = 5.0  # the original's on CIFAR-10; 1 on CIFAR-100 and Tiny-ImageNet
+    tau: Positive = 0.5  # the original's
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        if "previous" not in state:  # its first round, or mu = 0
+            return site.loss
+        received = site.frozen(broadcast, state).body
+        previous = site.frozen({group: state[place] for place, group in PREVIOUS.items()}).body
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            z = net.body(x)
+            with torch.no_grad():
+                z_g, z_prev = received(x), previous(x)
+            return site.loss(lambda _: net.head(z), x, y) + self.mu * model_contrast(z, z_g, z_prev, self.tau)
+
+        return loss
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        update, kept = super().client(site, broadcast, state)
+        if self.mu == 0:
+            return update, kept
+        trained = site.model()
+        return update, kept | {place: trained[group] for place, group in PREVIOUS.items()}
