@@ -89,7 +89,6 @@ class FlatDescent:
                 leaf.requires_grad_().grad = grad
             self.adam = torch.optim.Adam(leaves, lr=training.lr, weight_decay=training.weight_decay)
 
-    @torch.no_grad()
     def zero_grad(self) -> None:
         if self.anchor is None:
             self.grads.zero_() if self.tilt is None else self.grads.copy_(self.tilt)
@@ -98,8 +97,7 @@ class FlatDescent:
         if self.tilt is not None:
             self.grads.add_(self.tilt)
 
-    @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # on buffers that autograd does not know, so it need not be told to look away
         settings = self.training
         if settings.clip is not None:
             norm = torch.stack([grad.norm() for _, grad in self.runs]).norm()

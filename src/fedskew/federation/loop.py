@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -223,7 +224,7 @@ def _shape(entry: tuple[str, tuple[int, ...]]) -> str:
 
 def _finite(t: Tensor) -> bool:
     # the sum is finite unless a value is not, or it overflows: only then is every value looked at
-    return bool(t.sum().isfinite()) or bool(t.isfinite().all())
+    return math.isfinite(t.sum().item()) or bool(t.isfinite().all())
 
 
 def expected_layout(method: Method, site: Site, broadcast: Payload) -> tuple[Entry, ...]:

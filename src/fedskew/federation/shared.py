@@ -40,6 +40,38 @@ def attach(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
+class Drawer:
+    """Shared files of one writer, one a slot, replaced by a larger one when something does not fit."""
+
+    def __init__(self, room: Path, name: str) -> None:
+        self.room, self.name, self.made = room, name, 0
+        self.files: dict[int, tuple[str, memoryview]] = {}
+
+    def of(self, slot: int, size: int) -> tuple[str, memoryview]:
+        """The slot's file, by name and as memory of at least `size` bytes."""
+        if slot not in self.files or len(self.files[slot][1]) < size:
+            if slot in self.files:
+                (self.room / self.files[slot][0]).unlink(missing_ok=True)
+            self.made += 1
+            name = f"{self.name}-{self.made}"
+            self.files[slot] = (name, create(self.room / name, size + size // 4))
+        return self.files[slot]
+
+
+class Reader:
+    """Other writers' shared files by name, each mapped once."""
+
+    def __init__(self, room: Path) -> None:
+        self.room = room
+        self.files: dict[str, memoryview] = {}
+
+    def bytes(self, name: str, size: int) -> bytearray:
+        """A copy of the first `size` bytes: the file may be written again from here on."""
+        if name not in self.files:
+            self.files[name] = attach(self.room / name)
+        return bytearray(self.files[name][:size])
+
+
 def share(path: Path, payload: Payload) -> Payload:
     """The payload in a shared file; its tensors look into it."""
     size = size_in_bytes(payload)

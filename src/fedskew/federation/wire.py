@@ -77,9 +77,7 @@ def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] |
     buffer[: len(header)] = header
     tensors = (t for group in payload.values() for t in group.values())
     for offset, t in zip(offsets, tensors, strict=True):
-        if t.numel():
-            place = torch.frombuffer(buffer, dtype=t.dtype, count=t.numel(), offset=len(header) + offset)
-            place.view(t.shape).copy_(t)
+        _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
     return len(header) + end
 
 

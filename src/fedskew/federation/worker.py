@@ -15,7 +15,7 @@ import torch
 
 from fedskew.evaluate import ClientScore, Score
 from fedskew.federation.jobs import Job, Lost, Result, Trained, die, perform
-from fedskew.federation.shared import attach, create, open_shared, remove_room
+from fedskew.federation.shared import Drawer, Reader, attach, open_shared, remove_room
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
@@ -31,14 +31,12 @@ def keep_freed_memory() -> None:
             libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
-def frame(header: dict[str, Any], blob: Blob = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(4, "little") + text + blob
+def frame(header: dict[str, Any]) -> bytes:
+    return json.dumps(header).encode()
 
 
-def unframe(message: bytes) -> tuple[dict[str, Any], bytes]:
-    end = 4 + int.from_bytes(message[:4], "little")
-    return json.loads(message[4:end]), message[end:]
+def unframe(message: bytes) -> dict[str, Any]:
+    return dict(json.loads(message))
 
 
 def serve(pipe: Connection, world: World, room: Path, me: int) -> None:
@@ -52,12 +50,12 @@ def serve(pipe: Connection, world: World, room: Path, me: int) -> None:
     try:
         pipe.send_bytes(frame({"ready": True}))
         while True:
-            header, state = unframe(pipe.recv_bytes())
+            header = unframe(pipe.recv_bytes())
             job = Job(**header["job"])
             if job.fault == "die":
                 die()
             broadcast = desk.broadcast(header["broadcast"])
-            result = perform(world, job, broadcast, state)
+            result = perform(world, job, broadcast, desk.state(header["state"]))
             pipe.send_bytes(desk.answer(result, header["slot"]))
     except (EOFError, BrokenPipeError, ConnectionError):
         # the parent is gone; if it was killed, nobody else will tidy up
@@ -66,12 +64,11 @@ def serve(pipe: Connection, world: World, room: Path, me: int) -> None:
 
 
 class Desk:
-    """A worker's own shared files: one a slot, made larger when a result needs it."""
+    """Where a worker reads what it is given and writes what it made."""
 
     def __init__(self, room: Path, me: int) -> None:
-        self.room, self.me = room, me
-        self.files: dict[int, tuple[str, memoryview]] = {}
-        self.made = 0
+        self.room = room
+        self.given, self.results = Reader(room), Drawer(room, f"result-{me}")
         self.current: tuple[list[Any], Payload] = ([], {})
 
     def broadcast(self, which: list[Any]) -> Payload:
@@ -81,25 +78,19 @@ class Desk:
             self.current = (which, decode(attach(self.room / name)[:size]))
         return self.current[1]
 
+    def state(self, which: list[Any] | None) -> Blob:
+        return self.given.bytes(*which) if which else b""
+
     def answer(self, result: Result, slot: int) -> bytes:
         if not isinstance(result, Trained):
             return frame({"kind": type(result).__name__, "fields": _plain(result)})
         update, state = result.update, result.state
         size = size_in_bytes(update.payload)
-        name, buffer = self._file(slot, size + len(state))
+        name, buffer = self.results.of(slot, size + len(state))
         encode_into(buffer, update.payload)
         buffer[size : size + len(state)] = state
         about = {"weight": update.weight, "metrics": update.metrics, "seconds": result.seconds}
         return frame({"kind": "Trained", "file": name, "sizes": [size, len(state)], **about})
-
-    def _file(self, slot: int, size: int) -> tuple[str, memoryview]:
-        if slot not in self.files or len(self.files[slot][1]) < size:
-            if slot in self.files:
-                (self.room / self.files[slot][0]).unlink(missing_ok=True)
-            self.made += 1
-            name = f"result-{self.me}-{self.made}"
-            self.files[slot] = (name, create(self.room / name, size + size // 4))
-        return self.files[slot]
 
 
 def _plain(result: ClientScore | Score | Lost) -> dict[str, Any]:

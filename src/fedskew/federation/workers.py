@@ -7,8 +7,9 @@ is started with.
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
+import selectors
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 from fedskew.evaluate import ClientScore, Score
 from fedskew.federation.jobs import Job, Lost, Result, Trained, perform
-from fedskew.federation.shared import attach, create, make_room, remove_room, share
+from fedskew.federation.shared import Drawer, Reader, create, make_room, remove_room, share
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.worker import frame, serve, unframe
@@ -25,7 +26,8 @@ from fedskew.federation.world import World
 from fedskew.method import Update
 from fedskew.tensors import Payload, Tensors
 
-DEPTH = 2  # jobs a worker has at a time: the next one waits in its pipe
+DEPTH = 6  # jobs a worker has at a time: the next ones wait in its pipe
+NAP = 0.05  # seconds at most that results of small clients may gather before they are dealt with
 HELD = 256 << 20  # bytes of updates that may wait for their turn
 STARTS = 3  # processes in a row that may die before they are up
 TRIES = 2  # a job that twice killed its worker is given up
@@ -40,9 +42,10 @@ class Worker:
     number: int
     process: Any
     pipe: Connection
-    ready: bool = False
-    slots: list[int] = field(default_factory=lambda: list(range(DEPTH)))  # free ones
+    slots: list[int]  # free ones
+    states: Drawer  # what its jobs are given of their clients' own
     doing: list[tuple[int, int]] = field(default_factory=list)  # (job's place, slot), in order
+    ready: bool = False
 
 
 class Workers:
@@ -57,10 +60,12 @@ class Workers:
         # what a worker is sent must not hold the arrays themselves
         self.light = world.with_arrays({name: t[:0] for name, t in world.arrays().items()})
         self.workers: list[Worker] = []
-        self.files: dict[str, memoryview] = {}
+        self.results = Reader(self.room)
         self.spread: tuple[str, memoryview] = ("", memoryview(b""))
+        self.watched: tuple[selectors.BaseSelector, list[Connection]] = (selectors.DefaultSelector(), [])
         self.versions = self.born = self.stillborn = 0
         self.performed = {"here": 0, "workers": 0}
+        self.usual = 0.0  # seconds a client takes, lately
 
     def start(self) -> None:
         while len(self.workers) < self.count:
@@ -74,30 +79,32 @@ class Workers:
         process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{self.born}")
         process.start()
         theirs.close()
-        return Worker(self.born, process, mine)
+        return Worker(self.born, process, mine, list(range(DEPTH)), Drawer(self.room, f"state-{self.born}"))
 
     def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]:
         """Results in the order of the jobs. `state(item)` is what a client's job is given of its own."""
         self._drain()
         which = self._publish(broadcast)
-        window = max(2 * DEPTH * self.count, HELD // max(which[1], 1))
+        held = HELD // max(which[1], 1)  # updates that may wait for their turn
+        window, depth = max(4 * self.count, held), DEPTH if held >= DEPTH * self.count else 2
         results: dict[int, Result] = {}
         waiting, tries, out = list(range(len(jobs))), [0] * len(jobs), 0
         while out < len(jobs):
-            for place, result in self._collect(0, waiting, tries):
-                results[place] = result
-            self._hand_out(jobs, waiting, out + window, which, state)
+            self._hand_out(jobs, waiting, out + window, depth, which, state)
             if out in results:
                 yield results.pop(out)
                 out += 1
-            elif any(w.doing for w in self.workers):
-                for place, result in self._collect(1.0, waiting, tries):
-                    results[place] = result
-            elif not self.patient and not any(w.ready for w in self.workers):
+                results.update(self._collect(0, waiting, tries))
+            elif self.patient or any(w.doing or w.ready for w in self.workers):
+                results.update(self._collect(1.0, waiting, tries))
+                if waiting and all(len(w.doing) > DEPTH // 2 for w in self.workers):
+                    # several small results at a time, while the memory they need is still in the cache
+                    time.sleep(min(NAP, self.usual * DEPTH / 2))
+                    results.update(self._collect(0, waiting, tries))
+            else:
                 place = waiting.pop(0)
                 results[place] = self._here(jobs[place], broadcast, state)
-            else:
-                self._collect_ready()
+                results.update(self._collect(0, waiting, tries))
 
     def _here(self, job: Job, broadcast: Payload, state: Callable[[int], Blob]) -> Result:
         self.performed["here"] += 1
@@ -118,48 +125,69 @@ class Workers:
         return [self.spread[0], size, self.versions]
 
     def _hand_out(
-        self, jobs: Sequence[Job], waiting: list[int], end: int, which: list[Any], state: Callable[[int], Blob]
+        self,
+        jobs: Sequence[Job],
+        waiting: list[int],
+        end: int,
+        depth: int,
+        which: list[Any],
+        state: Callable[[int], Blob],
     ) -> None:
-        """Give free workers the largest job of the window; the least busy worker first."""
-        free = [w for w in self.workers if w.ready and w.slots]
+        """Give workers up to `depth` jobs, the largest of the window first, the least busy worker first."""
+        free = [w for w in self.workers if w.ready and len(w.doing) < depth]
         while free and waiting and waiting[0] < end:
             worker = min(free, key=lambda w: len(w.doing))
             place = max((p for p in waiting if p < end), key=lambda p: (jobs[p].weight, -p))
             job = jobs[place]
             slot = worker.slots[0]
-            header = {"job": dataclasses.asdict(job), "slot": slot, "broadcast": which}
+            own = state(job.item) if job.kind != "examine" else b""
+            header = {"job": vars(job), "slot": slot, "broadcast": which, "state": None}
+            if own:
+                name, buffer = worker.states.of(slot, len(own))
+                buffer[: len(own)] = own
+                header["state"] = [name, len(own)]
             try:
-                worker.pipe.send_bytes(frame(header, state(job.item) if job.kind != "examine" else b""))
+                worker.pipe.send_bytes(frame(header))
             except (BrokenPipeError, ConnectionError):
                 free.remove(worker)  # dead: `_collect` replaces it
                 continue
             waiting.remove(place)
             worker.slots.remove(slot)
             worker.doing.append((place, slot))
-            free = [w for w in free if w.slots]
+            free = [w for w in free if len(w.doing) < depth]
 
     def _collect(self, seconds: float, waiting: list[int], tries: list[int]) -> list[tuple[int, Result]]:
         """What has come back by now; waits up to `seconds` for something. Dead workers are replaced."""
         found: list[tuple[int, Result]] = []
-        for pipe in wait([w.pipe for w in self.workers], seconds):
-            worker = next(w for w in self.workers if w.pipe is pipe)
-            try:
-                header, _ = unframe(worker.pipe.recv_bytes())
-            except (EOFError, ConnectionError):
-                found += self._replace(worker, waiting, tries)
-                continue
-            if "ready" in header:
-                worker.ready, self.stillborn = True, 0
-                continue
-            place, slot = worker.doing.pop(0)
-            found.append((place, self._result(header)))
-            worker.slots.append(slot)
-            self.performed["workers"] += 1
+        while pipes := self._waited(seconds):
+            seconds = 0
+            for pipe in pipes:
+                worker = next(w for w in self.workers if w.pipe is pipe)
+                try:
+                    header = unframe(worker.pipe.recv_bytes())
+                except (EOFError, ConnectionError):
+                    found += self._replace(worker, waiting, tries)
+                    continue
+                if "ready" in header:
+                    worker.ready, self.stillborn = True, 0
+                    continue
+                place, slot = worker.doing.pop(0)
+                found.append((place, self._result(header)))
+                worker.slots.append(slot)
+                self.performed["workers"] += 1
         return found
 
-    def _collect_ready(self) -> None:
-        """No worker is up yet and nothing is under way: wait for the first to report."""
-        self._collect(1.0, [], [])
+    def _waited(self, seconds: float) -> list[Any]:
+        """The pipes that have something to say. A selector that is kept is ten times quicker than `wait`."""
+        if sys.platform == "win32":
+            return wait([w.pipe for w in self.workers], seconds)
+        pipes = [w.pipe for w in self.workers]
+        if pipes != self.watched[1]:
+            self.watched[0].close()
+            self.watched = (selectors.DefaultSelector(), pipes)
+            for pipe in pipes:
+                self.watched[0].register(pipe, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in self.watched[0].select(seconds)]
 
     def _replace(self, worker: Worker, waiting: list[int], tries: list[int]) -> list[tuple[int, Result]]:
         """A worker died: the job it was at is tried once more, those behind it wait again."""
@@ -181,10 +209,9 @@ class Workers:
     def _result(self, header: dict[str, Any]) -> Result:
         kind = header["kind"]
         if kind == "Trained":
-            name, (size, kept) = header["file"], header["sizes"]
-            if name not in self.files:
-                self.files[name] = attach(self.room / name)
-            blob = bytearray(self.files[name][: size + kept])  # the slot is free from here on
+            size, kept = header["sizes"]
+            blob = self.results.bytes(header["file"], size + kept)
+            self.usual = 0.9 * self.usual + 0.1 * header["seconds"]
             payload = decode(memoryview(blob)[:size])
             update = Update(payload, header["weight"], header["metrics"])
             return Trained(update, blob[size:], header["seconds"])
@@ -202,6 +229,7 @@ class Workers:
 
     def close(self) -> None:
         (self.room / "closing").touch()
+        self.watched[0].close()
         for worker in self.workers:
             worker.pipe.close()
         deadline = time.monotonic() + 2

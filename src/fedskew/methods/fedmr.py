@@ -93,7 +93,7 @@ class FedMR(Method):
             return site.loss
         g, known, others = self.rivals(site, broadcast)
         margin = bool(others.any())  # not in the first round
-        lite = self.lite and (margin or self.lite_scope == "both")
+        lite = self.lite and (margin or (mu1 and self.lite_scope == "both"))
 
         def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
             z = net.body(x)
