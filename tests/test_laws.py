@@ -34,6 +34,7 @@ OFF: dict[str, dict[str, object]] = {
     "fedfocal": {"gamma": 0.0, "alpha": 1.0},
     "taunorm": {"tau": 0.0, "drop_bias": False},
     "fedmr": {"mu1": 0.0, "mu2": 0.0},
+    "fedcd": {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True},
 }
 # methods that no setting makes FedAvg: their own equation tests say what they become instead
 OTHERWISE = {

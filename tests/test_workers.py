@@ -16,7 +16,7 @@ import pytest
 from fedskew.federation.faults import parse_faults
 from fedskew.federation.local import Simulation
 from fedskew.federation.loop import run
-from fedskew.federation.shared import MEMORY, PREFIX
+from fedskew.federation.shared import MEMORY, PREFIX, make_room, remove_room
 from fedskew.federation.wire import digest
 from fedskew.federation.workers import Workers
 from fedskew.methods.fedavg import FedAvg
@@ -98,6 +98,20 @@ def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(pool, "_hand_out", watched)
         train(simulation, 1)
         assert most < 8
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
+    base = make_room(1).parent
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orphan, living = base / f"{PREFIX}{dead.pid}-x", base / f"{PREFIX}{os.getpid()}-y"
+    for room in (orphan, living):
+        room.mkdir()
+    make_room(1)
+    assert not orphan.exists()
+    assert living.exists()
+    for room in base.glob(f"{PREFIX}{os.getpid()}-*"):
+        remove_room(room)
 
 
 ORPHAN = """

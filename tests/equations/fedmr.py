@@ -341,8 +341,14 @@ def test_without_its_terms_it_is_fedavg_bit_for_bit_on_digits_and_sends_no_proto
 
 def test_the_margin_is_off_in_the_first_round_and_on_in_the_second() -> None:
     twice = Training(lr=0.1, batch_size=16, epochs=2)  # so that a draw too many would show in the second pass
-    for mu1, without in ((0.0, FedAvg()), (0.1, FedMR(mu1=0.1, mu2=0))):
-        ours, _ = rounds(digits(FedMR(mu1=mu1, mu2=1, lite=4), split=PCDD, training=twice), 2)
+    few = FedMR(mu1=0, mu2=1, lite=4)
+    pairs = [
+        (few, FedAvg()),
+        (replace(few, lite_scope="both"), FedAvg()),
+        (replace(few, mu1=0.1), FedMR(mu1=0.1, mu2=0)),
+    ]
+    for method, without in pairs:
+        ours, _ = rounds(digits(method, split=PCDD, training=twice), 2)
         plain, _ = rounds(digits(without, split=PCDD, training=twice), 2)
         assert same(model_of(ours[0].server), model_of(plain[0].server))
         assert not same(model_of(ours[1].server), model_of(plain[1].server))

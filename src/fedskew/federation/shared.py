@@ -8,6 +8,7 @@ removes the folder.
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,7 +23,25 @@ MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
 def make_room(size: int) -> Path:
     """A new folder for shared files, in memory if three times `size` is free there."""
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * size
-    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY if in_memory else None))
+    base = MEMORY if in_memory else Path(tempfile.gettempdir())
+    for room in base.glob(PREFIX + "*"):
+        if _is_orphan(room):
+            remove_room(room)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
+
+
+def _is_orphan(room: Path) -> bool:
+    """Whether the process that made the room is gone: it and its workers were all killed at once."""
+    owner = room.name.removeprefix(PREFIX).partition("-")[0]
+    if os.name != "posix" or not owner.isdigit():
+        return False
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it is there, and somebody else's
+        pass
+    return False
 
 
 def remove_room(folder: Path) -> None:

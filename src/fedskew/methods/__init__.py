@@ -5,6 +5,7 @@ from fedskew.methods.ditto import Ditto
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedavgm import FedAvgM
 from fedskew.methods.fedbabu import FedBABU
+from fedskew.methods.fedcd import FedCD
 from fedskew.methods.fedcrc import FedCRC
 from fedskew.methods.feddc import FedDC
 from fedskew.methods.feddyn import FedDyn
@@ -41,6 +42,7 @@ REGISTRY: dict[str, type[Method]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "ditto": Ditto,
+    "fedcd": FedCD,
     "fedmr": FedMR,
     "fedcrc": FedCRC,
     "local": Local,
