@@ -37,7 +37,7 @@ WORKLOADS = {
 
 
 def images(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 28, 28, 1] and labels, as many as the clients hold: scikit-learn's digits, enlarged, drawn again and again.
+    """uint8 [n, 28, 28, 1] and labels, as many as the clients hold: scikit-learn's digits, enlarged, drawn repeatedly.
 
     Real images, because time does look at them: pooling noise mispredicts every branch.
     """
