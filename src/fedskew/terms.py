@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, one_hot, softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 
 def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -63,11 +63,12 @@ def decoupled(student: Tensor, teacher: Tensor, y: Tensor) -> tuple[Tensor, Tens
     KD = TCKD + (1 - p_target) NCKD. Sums over the other classes are taken in the log domain, so
     large logits stay finite.
     """
-    own = one_hot(y, student.shape[1]).bool()
+    target, rest = y[:, None], torch.arange(student.shape[1] - 1, device=y.device)
+    rest = rest + (rest >= target)  # [batch, classes - 1], the classes other than the target
 
     def parts(logits: Tensor) -> tuple[Tensor, Tensor]:
-        others = logits[~own].view(len(y), -1)
-        return torch.stack([logits[own], others.logsumexp(1)], dim=1), others
+        others = logits.gather(1, rest)
+        return torch.cat([logits.gather(1, target), others.logsumexp(1, keepdim=True)], dim=1), others
 
     (target_s, others_s), (target_t, others_t) = parts(student), parts(teacher)
     return imitation(target_s, target_t, reduction="none"), imitation(others_s, others_t, reduction="none")
