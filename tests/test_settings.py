@@ -55,5 +55,5 @@ def test_a_broken_text_form_is_a_mistake(text: str) -> None:
 
 
 def test_a_name_that_is_nothing_like_any_gets_the_list_alone() -> None:
-    with pytest.raises(Mistake, match="unknown fruit 'zzz'; Known: apple, pear."):
+    with pytest.raises(Mistake, match=r"unknown fruit 'zzz'; Known: apple, pear\."):
         choose("fruit", "zzz", {"pear": 1, "apple": 2})

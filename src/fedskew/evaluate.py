@@ -24,7 +24,7 @@ from torch import nn
 from fedskew.anatomy import anatomy
 from fedskew.site import Data, pieces
 
-BATCH = 500  # samples per evaluation step; fixed, because batch statistics depend on it
+BATCH = 200  # samples per evaluation step: what a cache holds; fixed, because batch statistics depend on it
 
 
 @dataclass(frozen=True)

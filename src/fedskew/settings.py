@@ -60,9 +60,7 @@ def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> s
     name = key.group(1)
     hint = get_type_hints(kind)[name]
     choices = [c for option in (hint, *get_args(hint)) if get_origin(option) is Literal for c in get_args(option)]
-    number = (
-        "a number or " if {int, float} & {*get_args(hint), *(a for o in get_args(hint) for a in get_args(o))} else ""
-    )
+    number = "a number or " if {int, float} & set(get_args(hint)) else ""
     wanted = f"expected {number}one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
     wanted = re.sub(r", got `\w+`", "", wanted).replace("`", "")
     return f"{what}: {name}={values[name]!r} will not do: {wanted}."

@@ -180,7 +180,7 @@ class Site:
         return net
 
     @torch.no_grad()
-    def infer(self, function: Callable[[Tensor], Tensor], data: Data | None = None, batch: int = 500) -> Tensor:
+    def infer(self, function: Callable[[Tensor], Tensor], data: Data | None = None, batch: int = 200) -> Tensor:
         """`function` over all the samples in order, in evaluation mode, without gradient."""
         self.net.eval()
         data = self.data if data is None else data
