@@ -193,36 +193,36 @@ def split_command(
     as_json: Json = False,
 ) -> None:
     """Show how data would be dealt, before training: a table, skew figures, a picture."""
-    from fedskew import show
+    from fedskew import listings
 
     if list_:
-        show.list_splits(as_json)
+        listings.list_splits(as_json)
     else:
-        show.show_split(text or "dirichlet:alpha=0.3,clients=10", data, seed, png, data_dir, as_json)
+        listings.show_split(text or "dirichlet:alpha=0.3,clients=10", data, seed, png, data_dir, as_json)
 
 
 @app.command("data")
 def data_command(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List every data set: whether it is present, its size and shape, and whether its counts are right."""
-    from fedskew import show
+    from fedskew import listings
 
-    show.list_data(data_dir, as_json)
+    listings.list_data(data_dir, as_json)
 
 
 @app.command("methods")
 def methods_command(as_json: Json = False) -> None:
     """List the methods and their settings."""
-    from fedskew import show
+    from fedskew import listings
 
-    show.list_methods(as_json)
+    listings.list_methods(as_json)
 
 
 @app.command("models")
 def models_command(as_json: Json = False) -> None:
     """List the models."""
-    from fedskew import show
+    from fedskew import listings
 
-    show.list_models(as_json)
+    listings.list_models(as_json)
 
 
 def _say(sentence: str, code: int) -> NoReturn:

@@ -1,0 +1,127 @@
+"""What there is, and how data would be dealt: the tables of `fedskew split`, `data`, `methods` and `models`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import numpy as np
+
+from fedskew.data.skew import skew
+from fedskew.data.sources import listing, load
+from fedskew.data.splits import cuts, deal, dealers, features
+from fedskew.methods import REGISTRY
+from fedskew.models import listing as models_listing
+from fedskew.settings import Mistake
+from fedskew.show import console, emit, table
+
+
+def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    source = load(data, data_dir)
+    dealt = deal(text, source.y_train, seed=seed, classes=source.classes, owners=source.owners_train)
+    figures = skew(dealt, source.y_train, source.classes)
+    screen = console(as_json)
+    if png is not None:
+        from fedskew.data.draw import draw
+
+        try:
+            draw(dealt, source.y_train, source.classes, png)
+        except OSError as error:
+            raise Mistake(f"{png} cannot be written: {error.strerror}.") from None
+    if as_json:
+        emit(
+            {"split": text, "data": data, "seed": seed, "public": len(dealt.public), "notes": dealt.notes}
+            | figures.as_dict()
+        )
+        return
+    shown = figures.table[:40]
+    names = source.labels or tuple(str(c) for c in range(source.classes))
+    few = source.classes <= 26
+    columns = ["client", "samples", "classes", "distance", *(names if few else ())]
+    rows = [
+        [
+            i,
+            int(figures.sizes[i]),
+            int(figures.classes[i]),
+            f"{figures.distance[i]:.2f}",
+            *(map(int, row) if few else ()),
+        ]
+        for i, row in enumerate(shown)
+    ]
+    screen.print(table(f"{text} on {data}, seed {seed}", columns, rows))
+    if len(figures.table) > len(shown):
+        screen.print(f"... and {len(figures.table) - len(shown)} more clients")
+    sizes = figures.sizes
+    facts = [
+        ("clients", len(sizes)),
+        ("samples a client, least / median / most", f"{sizes.min()} / {np.median(sizes):.0f} / {sizes.max()}"),
+        (
+            "classes a client, least / mean / most",
+            f"{figures.classes.min()} / {figures.classes.mean():.1f} / {figures.classes.max()}",
+        ),
+        ("label entropy, mean (nats)", f"{figures.mean_entropy:.2f} of {np.log(source.classes):.2f}"),
+        ("distance to the global mix, mean", f"{figures.mean_distance:.2f}"),
+        ("Gini of the sizes", f"{figures.gini:.2f}"),
+        ("imbalance of the classes", f"{figures.imbalance:.1f}"),
+        ("public samples", len(dealt.public)),
+    ]
+    screen.print()
+    screen.print(table("skew", ["figure", "value"], facts))
+    for note in dealt.notes:
+        screen.print(f"note: {note}")
+    if png is not None:
+        screen.print(f"drawn to {png}")
+
+
+def list_splits(as_json: bool) -> None:
+    known = {"cut": cuts(), "dealer": dealers(), "feature": features()}
+    if as_json:
+        emit(known)
+        return
+    screen = console(as_json)
+    for kind, entries in known.items():
+        screen.print(table(f"{kind}s", ["name", "what it does"], list(entries.items())))
+        screen.print()
+    screen.print(
+        "one dealer, with any cuts before and features after it: longtail:factor=100+dirichlet:alpha=0.1,clients=20"
+    )
+
+
+def list_data(data_dir: Path | None, as_json: bool) -> None:
+    rows = listing(data_dir)
+    if as_json:
+        emit({"data": rows})
+        return
+    columns = list(rows[0])
+    shown = [["-" if row[c] is None else row[c] for c in columns] for row in rows]
+    console(as_json).print(table("data sets", columns, shown))
+
+
+def list_methods(as_json: bool) -> None:
+    rows = [
+        {
+            "name": name,
+            "title": (inspect.getmodule(kind).__doc__ or "").splitlines()[0],
+            "settings": {f.name: f.default for f in dataclasses.fields(kind)},
+            "global": kind.has_global,
+            "public_data": kind.public,
+        }
+        for name, kind in REGISTRY.items()
+    ]
+    if as_json:
+        emit({"methods": rows})
+        return
+    shown = [
+        (r["name"], r["title"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), "yes" if r["global"] else "no")  # type: ignore[attr-defined]
+        for r in rows
+    ]
+    console(as_json).print(table("methods", ["name", "paper", "settings", "global model"], shown))
+
+
+def list_models(as_json: bool) -> None:
+    rows = models_listing()
+    if as_json:
+        emit({"models": rows})
+        return
+    console(as_json).print(table("models", list(rows[0]), [list(row.values()) for row in rows]))
