@@ -58,7 +58,7 @@ def test_figures_are_means_and_spreads_over_seeds(tmp_path: Path) -> None:
         record = {"round": 0, "bytes_up": {"p": 3}, "bytes_down": {"p": 4}, "metrics": metrics}
         costs = {"bytes_up": 3, "bytes_down": 4, "client_seconds": 1.0, "server_seconds": 0.5, "rounds": 1}
         what = {"method": "fedavg", "seed": seed, "accuracy": accuracy, "digest": "d"}
-        return {**what, "metrics": metrics, "records": [record], **costs}
+        return {**what, "failed": "", "metrics": metrics, "records": [record], **costs}
 
     rows = [row(0, 0.6), row(1, 0.8)]
     (line,) = summarise(rows, target=0.7)
@@ -70,3 +70,13 @@ def test_figures_are_means_and_spreads_over_seeds(tmp_path: Path) -> None:
     write(tmp_path, BASE, rows, [line])
     assert json.loads((tmp_path / "compare.json").read_text())["methods"][0]["seeds"] == 2
     assert next(csv.DictReader((tmp_path / "compare.csv").open()))["method"] == "fedavg"
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    """A learning rate of 1e30 leaves nothing finite: FedAvg fails, a client that trains alone on it does too."""
+    base = replace(BASE, training=replace(BASE.training, lr=1e30))
+    rows = carry_out(base, ["fedavg", "fedavgm"], [0], tmp_path, quiet)
+    assert [bool(row["failed"]) for row in rows] == [True, True]
+    lines = summarise(rows, target=0.5)
+    assert [(line["seeds"], line["failed"], line["global"]) for line in lines] == [(0, 1, None), (0, 1, None)]
+    write(tmp_path, base, rows, lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -19,7 +20,9 @@ from fedskew.federation.loop import run
 from fedskew.federation.shared import MEMORY, PREFIX, make_room, remove_room
 from fedskew.federation.wire import digest
 from fedskew.federation.workers import Workers
+from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
+from fedskew.settings import Mistake
 from toys import digits
 
 pytestmark = pytest.mark.slow
@@ -100,6 +103,17 @@ def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch)
         assert most < 8
 
 
+def test_a_method_that_cannot_be_sent_is_a_mistake_that_says_so() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Here(Method):
+        """Defined inside a function: another process cannot find it."""
+
+    before = leftovers()
+    with pytest.raises(Mistake, match="top level of a module"):
+        Simulation(digits(Here()), workers=2)
+    assert leftovers() == before
+
+
 def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     base = make_room(1).parent
     dead = subprocess.Popen([sys.executable, "-c", ""])
@@ -118,7 +132,9 @@ ORPHAN = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from fedskew.federation.local import Simulation
+from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
+from fedskew.settings import Mistake
 from toys import digits
 from test_workers import train
 if __name__ == "__main__":

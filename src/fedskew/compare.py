@@ -13,10 +13,10 @@ from typing import Any
 from fedskew.checkpoint import write_atomically
 from fedskew.evaluate import to_target
 from fedskew.experiment import Experiment
-from fedskew.federation.loop import Record
+from fedskew.federation.loop import QuorumLost, Record
 from fedskew.method import Method
 from fedskew.methods import REGISTRY
-from fedskew.runner import Run
+from fedskew.runner import Run, closing
 from fedskew.settings import Mistake, build, choose, parse
 
 FIGURES = {  # what is tabled of a run: word -> where it stands in the last round's metrics
@@ -60,9 +60,14 @@ def carry_out(
             experiment = replace(base, method=made[text], seed=seed)
             path = out / f"{text.replace(':', '-').replace(',', '-').replace('=', '')}-s{seed}"
             run = open_run(experiment, path, **options)
-            for record in run:
-                watch(text, seed, run, record)
-            rows.append({"method": text, "seed": seed, "directory": str(path), "records": run.records, **run.result})
+            row = {"method": text, "seed": seed, "directory": str(path), "records": run.records, "failed": ""}
+            try:
+                for record in run:
+                    watch(text, seed, run, record)
+            except QuorumLost as lost:  # it diverged, say: a result too, and no reason not to see the others
+                row["failed"] = str(lost)
+                row |= closing(experiment, run.records) if run.records else {}
+            rows.append({**row, **run.result})
     return rows
 
 
@@ -86,8 +91,10 @@ def summarise(rows: Sequence[dict[str, Any]], target: float | None) -> list[dict
     """One line a method: mean and spread over seeds of each figure, and what it cost."""
     lines = []
     for text in dict.fromkeys(row["method"] for row in rows):
-        runs = [row for row in rows if row["method"] == text]
-        line: dict[str, Any] = {"method": text, "seeds": len(runs), "rounds": runs[0]["rounds"]}
+        every = [row for row in rows if row["method"] == text]
+        runs = [row for row in every if not row["failed"]]
+        line: dict[str, Any] = {"method": text, "seeds": len(runs), "failed": len(every) - len(runs)}
+        line["rounds"] = max((row["rounds"] for row in runs), default=0)
         for word, place in FIGURES.items():
             values = [v for run in runs if (v := figure(run, place)) is not None]
             line[word] = statistics.mean(values) if values else None
@@ -96,9 +103,9 @@ def summarise(rows: Sequence[dict[str, Any]], target: float | None) -> list[dict
             reached = [to_target(run["records"], target) for run in runs]
             line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
             line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
-        line["bytes"] = statistics.mean(run["bytes_up"] + run["bytes_down"] for run in runs)
-        line["client_seconds"] = statistics.mean(run["client_seconds"] for run in runs)
-        line["server_seconds"] = statistics.mean(run["server_seconds"] for run in runs)
+        line["bytes"] = _mean_or_none([run["bytes_up"] + run["bytes_down"] for run in runs])
+        line["client_seconds"] = _mean_or_none([run["client_seconds"] for run in runs])
+        line["server_seconds"] = _mean_or_none([run["server_seconds"] for run in runs])
         lines.append(line)
     return lines
 
@@ -111,7 +118,8 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
 
 def write(out: Path, base: Experiment, rows: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> None:
     """compare.json (settings, a line a method, a row a run) and compare.csv beside the runs."""
-    runs = [{key: row[key] for key in ("method", "seed", "accuracy", "digest", "metrics")} for row in rows]
+    kept = ("method", "seed", "failed", "accuracy", "digest", "metrics")
+    runs = [{key: row.get(key) for key in kept} for row in rows]
     settings = {key: value for key, value in base.as_dict().items() if key not in ("method", "seed")}
     text = json.dumps({"settings": settings, "methods": list(lines), "runs": runs}, indent=1)
     write_atomically(out / "compare.json", (text + "\n").encode())

@@ -181,9 +181,9 @@ def show_comparison(
 
         try:
             rows = carry_out(base, methods, seeds, out, watch, **options)
-        except (KeyboardInterrupt, QuorumLost) as stop:
-            print(f"fedskew: stopped ({stop or 'Ctrl-C'}); the same command goes on from here", file=sys.stderr)
-            raise SystemExit(130 if isinstance(stop, KeyboardInterrupt) else 3) from None
+        except KeyboardInterrupt:
+            print("fedskew: stopped; the same command goes on from here", file=sys.stderr)
+            raise SystemExit(130) from None
     lines = summarise(rows, target)
     write(out, base, rows, lines)
     if as_json:
@@ -206,9 +206,9 @@ def show_comparison(
             line["rounds"],
             *(spread(line[word], line[f"{word}_std"]) for word in FIGURES),
             *([line["rounds_to_target"] or "-"] if target else []),
-            size(line["bytes"]),
-            f"{line['client_seconds']:.1f}",
-            f"{line['server_seconds']:.1f}",
+            "-" if line["bytes"] is None else size(line["bytes"]),
+            "-" if line["client_seconds"] is None else f"{line['client_seconds']:.1f}",
+            "-" if line["server_seconds"] is None else f"{line['server_seconds']:.1f}",
         ]
         for line in lines
     ]
@@ -219,6 +219,9 @@ def show_comparison(
     screen.print(
         "clients' own test parts (clients), of the clients' own models there (personal), their worst tenth, new clients"
     )
+    for row in rows:
+        if row["failed"]:
+            screen.print(f"{row['method']} seed {row['seed']} failed: {row['failed']}")
     screen.print(f"all of it in {out}")
 
 

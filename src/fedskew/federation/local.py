@@ -54,7 +54,11 @@ class Simulation:
             self.pool = Workers(world, count, patient=workers is not None)
             self.world = self.pool.world
             if workers is not None:
-                self.pool.start()
+                try:
+                    self.pool.start()
+                except BaseException:
+                    self.pool.close()
+                    raise
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         self.store.discard()  # a round that was given up

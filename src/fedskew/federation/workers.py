@@ -8,6 +8,7 @@ is started with.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import selectors
 import sys
 import time
@@ -24,6 +25,7 @@ from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.worker import frame, serve, unframe
 from fedskew.federation.world import World
 from fedskew.method import Update
+from fedskew.settings import Mistake
 from fedskew.tensors import Payload, Tensors
 
 DEPTH = 6  # jobs a worker has at a time: the next ones wait in its pipe
@@ -77,7 +79,13 @@ class Workers:
         self.born += 1
         arguments = (theirs, self.light, self.room, self.born)
         process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{self.born}")
-        process.start()
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise Mistake(
+                f"the method or the model cannot be sent to worker processes ({error}): "
+                "define it at the top level of a module, or use one worker."
+            ) from None
         theirs.close()
         return Worker(self.born, process, mine, list(range(DEPTH)), Drawer(self.room, f"state-{self.born}"))
 
