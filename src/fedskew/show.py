@@ -134,7 +134,7 @@ def conclude(result: dict[str, Any], screen: Console) -> None:
     for word, title in (("clients", "own test part"), ("new", "new clients' test part")):
         for kind in ("global", "personal"):
             figures = (metrics.get(word) or {}).get(kind)
-            if figures:
+            if figures and not (kind == "personal" and figures == metrics[word]["global"]):  # one model, said once
                 name = f"{kind} model, {title}"
                 rows.append((f"{name}: mean of {figures['clients']} clients", percent(figures["mean"])))
                 rows.append((f"{name}: worst tenth", percent(figures["worst_decile"])))
