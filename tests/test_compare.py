@@ -40,6 +40,13 @@ def test_every_method_sees_the_same_clients_and_cohorts(tmp_path: Path) -> None:
     assert cohorts[0] == cohorts[1] != cohorts[2] == cohorts[3]
 
 
+def test_two_settings_of_one_method_are_two_lines(tmp_path: Path) -> None:
+    rows = carry_out(BASE, ["fedprox:mu=0", "fedprox:mu=5"], [0], tmp_path, quiet)
+    lines = summarise(rows, None)
+    assert [(line["method"], line["seeds"]) for line in lines] == [("fedprox:mu=0", 1), ("fedprox:mu=5", 1)]
+    assert lines[0]["global"] != lines[1]["global"]
+
+
 def test_what_is_done_is_not_done_again_and_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     first = carry_out(BASE, ["fedavg"], [0], tmp_path, quiet)
     seen: list[int] = []

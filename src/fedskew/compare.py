@@ -60,14 +60,15 @@ def carry_out(
             experiment = replace(base, method=made[text], seed=seed)
             path = out / f"{text.replace(':', '-').replace(',', '-').replace('=', '')}-s{seed}"
             run = open_run(experiment, path, **options)
-            row = {"method": text, "seed": seed, "directory": str(path), "records": run.records, "failed": ""}
+            row: dict[str, Any] = {"method": text, "seed": seed, "directory": str(path), "failed": ""}
             try:
                 for record in run:
                     watch(text, seed, run, record)
+                result = run.result
             except QuorumLost as lost:  # it diverged, say: a result too, and no reason not to see the others
                 row["failed"] = str(lost)
-                row |= closing(experiment, run.records) if run.records else {}
-            rows.append({**row, **run.result})
+                result = closing(experiment, run.records) if run.records else {}
+            rows.append({**result, **row, "records": run.records})  # the row's name of the method, with its settings
     return rows
 
 
