@@ -607,3 +607,15 @@ def test_the_real_mnist_is_what_the_catalogue_says() -> None:
     mean, std = moments(data.x_train)
     assert mean == pytest.approx(data.mean, abs=5e-5)
     assert std == pytest.approx(data.std, abs=5e-5)
+
+
+def test_digits_are_scikit_learns() -> None:
+    from sklearn.datasets import load_digits
+
+    ours, theirs = load("digits"), load_digits()
+    images = np.concatenate([ours.x_train, ours.x_test])[..., 0]
+    labels = np.concatenate([ours.y_train, ours.y_test])
+    expected = np.round(theirs.images * 255 / 16).astype(np.uint8)
+    ordered = [np.lexsort(x.reshape(len(x), -1).T) for x in (images, expected)]
+    assert np.array_equal(images[ordered[0]], expected[ordered[1]])
+    assert np.array_equal(np.bincount(labels), np.bincount(theirs.target))
