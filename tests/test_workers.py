@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 import os
 import signal
@@ -15,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from fedskew.federation.faults import parse_faults
+from fedskew.federation.jobs import Job
 from fedskew.federation.local import Simulation
 from fedskew.federation.loop import run
-from fedskew.federation.shared import MEMORY, PREFIX, make_room, remove_room
+from fedskew.federation.shared import MEMORY, PREFIX, Drawer, make_room, remove_room
 from fedskew.federation.wire import digest
-from fedskew.federation.workers import Workers
+from fedskew.federation.workers import Worker, Workers
 from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
 from fedskew.settings import Mistake
@@ -103,6 +105,26 @@ def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch)
         assert most < 8
 
 
+def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() -> None:
+    """Weights 1, 5, 3, 9 with a window of three: 5 and 3 go out first, to one worker each; 9 has to wait."""
+
+    class Pipe:
+        def send_bytes(self, message: bytes) -> None:
+            sent.append(json.loads(message)["job"]["weight"])
+
+    sent: list[int] = []
+    pool = Workers(digits(FedAvg()), 2)
+    try:
+        drawer = Drawer(pool.room, "state")
+        pool.workers = [Worker(n, None, Pipe(), [0, 1], drawer, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
+        jobs = [Job("train", 0, "train", client, weight) for client, weight in enumerate([1, 5, 3, 9])]
+        pool._hand_out(jobs, [0, 1, 2, 3], 3, 1, ["broadcast", 0, 1], lambda client: b"")
+        assert sent == [5, 3]
+        assert [[place for place, _ in worker.doing] for worker in pool.workers] == [[1], [2]]
+    finally:
+        remove_room(pool.room)
+
+
 def test_a_method_that_cannot_be_sent_is_a_mistake_that_says_so() -> None:
     @dataclasses.dataclass(frozen=True)
     class Here(Method):
@@ -131,6 +153,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
 ORPHAN = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
+from fedskew.federation.jobs import Job
 from fedskew.federation.local import Simulation
 from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
