@@ -60,7 +60,7 @@ class Method:
 
     def init_server(self, site: Site) -> Payload:
         site.load()
-        return site.shares(self.personal)
+        return self.report(site, {}).payload
 
     def broadcast(self, server: Payload) -> Payload:
         return model_of(server)

@@ -4,7 +4,7 @@ The header's metadata lists groups and names in order, because order is part of 
 names are taken in it) and because an empty group has no tensor to speak for it.
 
 The format is written and read here rather than by the library because the simulator does it for every
-client: one copy in, none out, and a header that is made once per layout (a fifth of the library's
+client: one copy in, none out, and a header that is made once per layout (a quarter of the library's
 time). The tests hold it against the library, both ways.
 """
 

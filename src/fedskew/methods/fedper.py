@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from fedskew.method import Method, Update
 from fedskew.site import Site
-from fedskew.tensors import Payload
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,6 @@ class FedPer(Method):
     has_global = False
 
     share_head_mean: bool = False  # True: heads are sent, who has none takes the last cohort's mean; FedCRC's Table II
-
-    def init_server(self, site: Site) -> Payload:
-        site.load()
-        return self.report(site, {}).payload
 
     def report(self, site: Site, metrics: dict[str, float]) -> Update:
         kept_back = () if self.share_head_mean else self.personal

@@ -35,10 +35,6 @@ class FedRep(Method):
         body = fit(site, site.loss, train="body.", epochs=self.body_epochs)
         return self.report(site, {"loss": body.loss, "loss_head": head.loss}), state | site.keeps(self.personal)
 
-    def init_server(self, site: Site) -> Payload:
-        site.load()
-        return self.report(site, {}).payload
-
     def report(self, site: Site, metrics: dict[str, float]) -> Update:
         kept_back = () if self.share_head_mean else self.personal
         return Update(site.shares(kept_back), float(len(site.data)), metrics)
