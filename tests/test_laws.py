@@ -29,6 +29,7 @@ OFF: dict[str, dict[str, object]] = {
     "fedprox": {"mu": 0.0},
     "ditto": {},  # only its personal branch differs
     "finetune": {},  # likewise
+    "central": {},  # dealt as the others' clients are, it is FedAvg; what it pools is the experiment's work
     "moon": {"mu": 0.0},
     "fedntd": {"beta": 0.0},
     "fedfocal": {"gamma": 0.0, "alpha": 1.0},

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import tomli_w
 from torch import nn
 
 from fedskew.data.dataset import DataSet
 from fedskew.data.sources import load
-from fedskew.data.splits import Deal, deal, newcomers, portion
+from fedskew.data.splits import Deal, Parts, deal, newcomers, portion
 from fedskew.federation.faults import Fault, parse_faults
 from fedskew.federation.loop import draw_cohort
 from fedskew.federation.world import World, make_world
@@ -217,6 +218,9 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     new = newcomers(population, holdout.newcomers, experiment.seed) if holdout.newcomers else ()
     members = tuple(c for c in range(population) if c not in set(new))
     size = part_of(experiment.clients_per_round, len(members), "clients_per_round")
+    quorum = part_of(experiment.trouble.quorum, size, "quorum")
+    if experiment.method.pooled:
+        parts, members, size, quorum = in_one_place(dealt, parts, members), (0,), 1, 1
     world = make_world(
         data,
         dealt,
@@ -240,5 +244,13 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         judged=tuple(judged),
         cohort=partial(draw_cohort, members, size, experiment.seed),
         cohort_size=size,
-        quorum=part_of(experiment.trouble.quorum, size, "quorum"),
+        quorum=quorum,
     )
+
+
+def in_one_place(dealt: Deal, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
+    """The first client holds what all members would train on; everybody keeps the samples to be judged by."""
+    if dealt.noise or dealt.rotation:
+        raise Mistake("central cannot pool clients whose inputs differ: leave noise and rotate out of the split.")
+    every = np.concatenate([parts[c].train for c in members])
+    return tuple(replace(own, train=every if c == 0 else every[:0]) for c, own in enumerate(parts))

@@ -53,6 +53,7 @@ class Method:
     personal: ClassVar[tuple[str, ...]] = ()  # name prefixes of parameters a client never shares
     has_global: ClassVar[bool] = True  # whether the server's model is meant to be used
     public: ClassVar[bool] = False  # whether the server needs a public data set of its own
+    pooled: ClassVar[bool] = False  # whether one client holds everybody's data: a control, nothing federated
 
     def stages(self, rounds: int) -> Sequence[str]:
         """The rounds to run, by name; a method may end with, say, a "calibrate" round."""

@@ -1,6 +1,7 @@
 """One file per method; this is the list of them."""
 
 from fedskew.method import Method
+from fedskew.methods.central import Central
 from fedskew.methods.ditto import Ditto
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedavgm import FedAvgM
@@ -46,5 +47,6 @@ REGISTRY: dict[str, type[Method]] = {
     "fedmr": FedMR,
     "fedcrc": FedCRC,
     "local": Local,
+    "central": Central,
     "finetune": FineTune,
 }
