@@ -18,9 +18,10 @@ from torch.testing import assert_close
 
 from fedskew.data.splits import deal
 from fedskew.diagnostics import eigenvalue_spread, eigenvalues, feature_collapse, head_distances
+from fedskew.federation.wire import decode
 from fedskew.method import Update, mean, model_of
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedmr import MU1, FedMR, inter_class, intra_class
+from fedskew.methods.fedmr import BASES, MU1, FedMR, inter_class, intra_class
 from fedskew.prototypes import GROUP, class_means
 from fedskew.tensors import Tensors
 from fedskew.training import Training
@@ -365,7 +366,7 @@ def test_the_objective_is_eq_5() -> None:
     known = g["count"] > 0
     assert known.all()
     for scope, others in (("all", known), ("present", bins(site.data.labels)), ("missing", ~bins(site.data.labels))):
-        objective = replace(method, inter_scope=scope).objective(site, broadcast, {})
+        objective = replace(method, inter_scope=scope).reshaped(site, broadcast)
         wanted = (
             cross_entropy(site.net.head(z), y)
             + 0.3 * intra_class(z, y, "norm")
@@ -448,7 +449,7 @@ def test_part_of_the_clients_sends_prototypes_and_all_use_them() -> None:
     assert_close(records[0].server[GROUP]["count"], torch.stack([s["count"] for s in sent]).sum(0))
     for client in range(5):
         site = world.site(client, 1, "train")
-        assert method.objective(site, records[0].server, {}) is not site.loss
+        assert method.reshaped(site, records[0].server) is not site.loss
         assert method.rivals(site, records[0].server)[2].sum() == 4
 
 
@@ -473,7 +474,7 @@ def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) 
     x, y = site.data.take(torch.arange(16))
     z, g = site.net.body(x), broadcast[GROUP]
     known = g["count"] > 0
-    objective = method.objective(site, broadcast, {})
+    objective = method.reshaped(site, broadcast)
     again = site.rng.clone_state()
     for _ in range(2):  # anew in each batch
         few = torch.randperm(16, generator=again)[:5]
@@ -485,6 +486,51 @@ def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) 
 
 
 # Table 7: the measurement
+
+
+# Table 8: added to other methods
+
+added = pytest.mark.parametrize("base", [name for name in BASES if name != "fedavg"])
+
+
+@added
+def test_without_its_terms_it_is_its_base_bit_for_bit(base: Any) -> None:
+    plain, plain_clients = rounds(digits(BASES[base], split=PCDD), 3)
+    ours, our_clients = rounds(digits(FedMR(mu1=0, mu2=0, base=base), split=PCDD), 3)
+    assert same(ours[-1].server, plain[-1].server)
+    assert all(our_clients.store.get(c) == plain_clients.store.get(c) for c in range(5))
+
+
+@added
+def test_its_terms_join_those_of_its_base(base: Any) -> None:
+    """A prototype margin changes the second round; what the base keeps and sends is still there."""
+    plain, _ = rounds(digits(BASES[base], split=PCDD), 2)
+    ours, _ = rounds(digits(FedMR(mu1=0, mu2=1, base=base), split=PCDD), 2)
+    assert ours[-1].server.keys() == plain[-1].server.keys() | {GROUP}
+    assert ours[-1].bytes_up.keys() == plain[-1].bytes_up.keys() | {GROUP}
+    assert same(model_of(ours[0].server), model_of(plain[0].server))
+    assert not same(model_of(ours[1].server), model_of(plain[1].server))
+
+
+def test_moon_and_the_margin_see_one_pass_through_the_body() -> None:
+    """L = CE + mu l_con + mu2 l_inter: the value is the sum of its parts, the body runs once a batch."""
+    base = BASES["moon"]
+    world = digits(FedMR(mu1=0, mu2=0.5, base="moon"), split=PCDD)
+    records, simulation = rounds(world, 1)
+    broadcast, state = records[0].server, decode(simulation.store.get(0))
+    site = world.site(0, 1, "train")
+    site.load(broadcast)
+    x, y = site.data.take(torch.arange(12))
+    apart = base.objective(site, broadcast, state)(site.net, x, y)
+    margin = world.method.reshaped(site, broadcast)(site.net, x, y) - cross_entropy(site.net(x), y)
+    reshaping = replace(site, loss=world.method.reshaped(site, broadcast))
+    assert margin > 0
+    together = base.objective(reshaping, broadcast, state)
+    passes: list[int] = []
+    handle = site.net.body.register_forward_hook(lambda *_: passes.append(1))
+    assert_close(together(site.net, x, y), apart + margin)
+    handle.remove()
+    assert len(passes) == 1
 
 
 def test_the_spread_of_eigenvalues_is_lemma_1_over_the_batch() -> None:

@@ -13,10 +13,11 @@ Departure: statistics are a batch's, of classes with two samples or more (as in 
 Departure: c_j runs over all classes by default; Eq. 4 prints the client's own, the text means the missing.
 Departure: mu2 = 0 leaves prototypes out of the payload; a class nobody sends keeps its last prototype.
 Departure: Lite draws its samples anew in each batch; the paper does not say.
+Table 8 (prototypes added to another method): base=fedprox,mu1=0 and so on, the base with its own defaults.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -24,7 +25,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedskew.method import Method, Update
-from fedskew.models.net import Net
+from fedskew.methods.feddc import FedDC
+from fedskew.methods.feddyn import FedDyn
+from fedskew.methods.fednova import FedNova
+from fedskew.methods.fedprox import FedProx
+from fedskew.methods.moon import MOON
+from fedskew.models.net import Net, Seen
 from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 from fedskew.site import Loss, Site, seeded
 from fedskew.tensors import Payload
@@ -33,6 +39,14 @@ from fedskew.training import Natural, NotNegative
 # the authors' code has 0.01; the others give the same pull at 64 samples a class (and 512 features for `paper`)
 MU1 = {"paper": 2.5e-6, "code": 0.01, "norm": 0.6}
 Form = Literal["paper", "code", "norm"]
+BASES = {
+    "fedavg": Method(),
+    "fedprox": FedProx(),
+    "fednova": FedNova(),
+    "moon": MOON(),
+    "feddyn": FedDyn(),
+    "feddc": FedDC(),
+}
 
 
 def intra_class(z: Tensor, y: Tensor, form: Form) -> Tensor:
@@ -80,14 +94,16 @@ class FedMR(Method):
     lite_scope: Literal["inter", "both"] = "inter"  # the paper's
     proto_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of clients that send prototypes; the paper's
     share_seed: int = 0  # of who they are
+    base: Literal["fedavg", "fedprox", "fednova", "moon", "feddyn", "feddc"] = "fedavg"  # Table 8: added to it
 
     def init_server(self, site: Site) -> Payload:
-        return super().init_server(site) | ({GROUP: no_prototypes(site)} if self.mu2 else {})
+        return BASES[self.base].init_server(site) | ({GROUP: no_prototypes(site)} if self.mu2 else {})
 
     def broadcast(self, server: Payload) -> Payload:
-        return server
+        return BASES[self.base].broadcast(server) | ({GROUP: server[GROUP]} if self.mu2 else {})
 
-    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+    def reshaped(self, site: Site, broadcast: Payload) -> Loss:
+        """Eq. 5."""
         mu1 = MU1[self.intra_form] if self.mu1 is None else self.mu1
         if mu1 == self.mu2 == 0:
             return site.loss
@@ -97,7 +113,7 @@ class FedMR(Method):
 
         def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
             z = net.body(x)
-            total = site.loss(lambda _: net.head(z), x, y)
+            total = site.loss(Seen(net, z), x, y)
             some = torch.randperm(len(y), generator=site.rng)[: self.lite] if lite else slice(None)
             if mu1:
                 part = some if self.lite_scope == "both" else slice(None)
@@ -117,7 +133,8 @@ class FedMR(Method):
         return prototypes["mean"].to(site.device), known.to(site.device), others.to(site.device)
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
-        update, state = super().client(site, broadcast, state)
+        reshaping = replace(site, loss=self.reshaped(site, broadcast))
+        update, state = BASES[self.base].client(reshaping, broadcast, state)
         if self.mu2:
             own = prototypes_of(site) if self.sends(site) else no_prototypes(site)
             update = update.plus(**{GROUP: own})
@@ -129,7 +146,8 @@ class FedMR(Method):
         return site.client in order[: max(1, round(self.proto_share * site.population))]
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        base = BASES[self.base]
         if not self.mu2:
-            return super().aggregate(site, server, updates)
+            return base.aggregate(site, server, updates)
         pool = Pool(server[GROUP])
-        return super().aggregate(site, server, pool.watch(updates)) | {GROUP: pool.value()}
+        return base.aggregate(site, server, pool.watch(updates)) | {GROUP: pool.value()}

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fedskew.method import Method, Update
-from fedskew.models.net import Net
+from fedskew.models.net import Net, Seen
 from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 from fedskew.site import Loss, Site
 from fedskew.tensors import Payload
@@ -47,7 +47,7 @@ class FedProc(Method):
         def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
             z = net.body(x)
             contrast = prototype_contrast(normalize(z) if self.normalise_z else z, y, P)
-            return alpha * contrast + (1 - alpha) * site.loss(lambda _: net.head(z), x, y)
+            return alpha * contrast + (1 - alpha) * site.loss(Seen(net, z), x, y)
 
         return loss
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedskew.method import Method, Update
-from fedskew.models.net import Net
+from fedskew.models.net import Net, Seen
 from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 from fedskew.site import Loss, Site
 from fedskew.tensors import Payload
@@ -58,7 +58,7 @@ class FedProto(Method):
 
         def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
             z = net.body(x)
-            return site.loss(lambda _: net.head(z), x, y) + self.lam * to_prototype(z, y, P, known, self.distance)
+            return site.loss(Seen(net, z), x, y) + self.lam * to_prototype(z, y, P, known, self.distance)
 
         return loss
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fedskew.method import Method, Update
-from fedskew.models.net import Net
+from fedskew.models.net import Net, Seen
 from fedskew.site import Loss, Site
 from fedskew.tensors import Payload
 from fedskew.training import NotNegative, Positive
@@ -45,7 +45,7 @@ class MOON(Method):
             z = net.body(x)
             with torch.no_grad():
                 z_g, z_prev = received(x), previous(x)
-            return site.loss(lambda _: net.head(z), x, y) + self.mu * model_contrast(z, z_g, z_prev, self.tau)
+            return site.loss(Seen(net, z), x, y) + self.mu * model_contrast(z, z_g, z_prev, self.tau)
 
         return loss
 
