@@ -790,6 +790,7 @@ def test_the_first_round_of_mu_1_is_fedavg_bit_for_bit_with_batch_norm_and_proto
 
 
 ON: dict[str, dict[str, Any]] = {
+    "preset": {"preset": "paper"},
     "M": {"M": 2},
     "alpha": {"alpha": 0.4},
     "tau": {"tau": 0.3},
@@ -825,6 +826,16 @@ def test_every_setting_counts_and_works_with_some_of_the_clients(name: str, usua
     some_of_them, _ = rounds(small(method, split=PCDD), 2, cohorts=[[0], [0, 3]])
     for tensors in some_of_them[-1].server.values():
         assert all(t.isfinite().all() for t in tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("preset", "said"),
+    [("robust", {"rho": 1.0, "kmeans_refresh": True}), ("paper", {"rho": "paper", "kmeans_refresh": False})],
+)
+def test_a_preset_is_what_its_settings_say_and_yields_to_a_setting(preset: Any, said: dict[str, Any]) -> None:
+    named = rounds(small(FedCD(preset=preset)), 2)[0][-1].server
+    for other in ("robust", "paper"):
+        assert same(named, rounds(small(FedCD(preset=other, **said)), 2)[0][-1].server)
 
 
 def test_all_settings_are_tried() -> None:

@@ -13,7 +13,7 @@ A class c has M fine classes j = (c, m), each with a prototype P_j and a class-v
     Eq. 10:   L_dcl = 1/N sum I CE(u(z; phi_k), c)
     Eq. 11:   L = mu L_dcl + (1 - mu) L_hpc + gamma L_bpr + lam L_gid,  mu = 1 - t/T
     Eq. 13:   q_k^j = softmax(P^g_j phi_k)[j];  Eq. 14: nu^j = softmax_k(q_k^j);  Eq. 15: phi^j = sum_k nu^j[k] phi_k^j
-As printed: rho=paper, kmeans_refresh=false. -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean;
+As printed: preset=paper. -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean;
 /kd: distil=kd; /cla: classifier=cla.
 Reading: W adds logits, so a class's vectors add up to a plain head, and that head is the model's.
 Reading: n^k is by the fine classes of the round's start.
@@ -59,10 +59,13 @@ from fedskew.terms import decoupled, imitation
 from fedskew.training import Count, NotNegative, Positive, Share
 
 Sent = tuple[Tensors, Tensor, float]  # a client's phi_k, n^k and n_k
+Mass = NotNegative | Literal["paper"]
+PRESETS: dict[str, tuple[Mass, bool]] = {"robust": (1.0, True), "paper": ("paper", False)}  # rho, kmeans_refresh
 
 
 @dataclass(frozen=True)
 class FedCD(Method):
+    preset: Literal["robust", "paper"] = "robust"  # ours; paper: Eq. 5 as printed, k-means before training alone
     M: Count = 3  # the paper's
     alpha: Share = 0.1  # the paper's
     tau: Positive = 1.0  # the paper's
@@ -70,13 +73,13 @@ class FedCD(Method):
     gamma: NotNegative = 0.1  # the paper's
     lam: NotNegative = 0.1  # the paper's lambda
     mu: Annotated[float, Meta(ge=0, le=1)] | Literal["linear"] = "linear"  # the paper's; or the same in all rounds
-    rho: NotNegative | Literal["paper"] = 1.0  # ours; paper: sum n^g / n_k, which is Eq. 5's and grows with clients
+    rho: Mass | None = None  # None: the preset's 1 or paper: sum n^g / n_k, which is Eq. 5's and grows with clients
     hpc: bool = True  # the paper's; False: no L_hpc, P^k_j the mean feature of its samples
     distil: Literal["dkd", "kd"] = "dkd"  # the paper's; kd: KL over all classes
     classifier: Literal["acla", "norm", "cla", "mean"] = "acla"  # the paper's; nu = q / sum q, n^k_j / n_j or n_k / n
     acla_temp: Positive = 1.0  # the paper's, softmax of q / acla_temp
     assign: Literal["round", "batch"] = "round"  # ours; batch: Eq. 2 anew for each batch
-    kmeans_refresh: bool = True  # ours: the first round sends centres of the trained features
+    kmeans_refresh: bool | None = None  # the first round sends centres of the trained features; None: the preset's
     rescale: bool = False  # ours: P^k_j is sent with the mean norm of its samples' features
     bias: bool = False  # the paper's phi has none
 
@@ -122,7 +125,8 @@ class FedCD(Method):
         factors = hierarchy(known, M, self.alpha)
         n, appended = float(g["count"].sum()), g["count"].nonzero().flatten()
         P_g, share = g["mean"][appended], g["count"][appended] / n
-        rho = 0.0 if n == 0 else n / len(site.data) if isinstance(self.rho, str) else self.rho
+        rho = PRESETS[self.preset][0] if self.rho is None else self.rho
+        rho = 0.0 if n == 0 else n / len(site.data) if isinstance(rho, str) else rho
 
         def loss(net: Net, x: Tensor, fine: Tensor) -> Tensor:
             z, B = net.body(x), len(fine)
@@ -156,7 +160,8 @@ class FedCD(Method):
 
     def prototypes(self, site: Site, P: Tensor, fine: Tensor) -> Tensors:
         """P^k and n^k as they are sent."""
-        refresh = self.kmeans_refresh and site.round == 0
+        refresh = PRESETS[self.preset][1] if self.kmeans_refresh is None else self.kmeans_refresh
+        refresh = refresh and site.round == 0
         own = Tensors(mean=P, count=torch.bincount(fine, minlength=len(P)).float())
         if self.hpc and not refresh and not self.rescale:
             return own
