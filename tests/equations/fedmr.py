@@ -21,7 +21,7 @@ from fedskew.diagnostics import eigenvalue_spread, eigenvalues, feature_collapse
 from fedskew.federation.wire import decode
 from fedskew.method import Update, mean, model_of
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedmr import BASES, MU1, FedMR, inter_class, intra_class
+from fedskew.methods.fedmr import BASES, MU1, MU2, FedMR, apart, inter_class, intra_class
 from fedskew.prototypes import GROUP, class_means
 from fedskew.tensors import Tensors
 from fedskew.training import Training
@@ -356,7 +356,7 @@ def test_the_margin_is_off_in_the_first_round_and_on_in_the_second() -> None:
 
 
 def test_the_objective_is_eq_5() -> None:
-    method = FedMR(mu1=0.3, mu2=0.7, intra_form="norm")
+    method = FedMR(mu1=0.3, mu2=0.7, intra_form="norm", inter_form="paper")
     records, simulation = rounds(digits(method, split=PCDD), 1)
     site = simulation.world.site(1, 1, "train")
     broadcast = method.broadcast(records[0].server)
@@ -373,6 +373,22 @@ def test_the_objective_is_eq_5() -> None:
             + 0.7 * inter_class(z, y, g["mean"], known, others)
         )
         assert_close(objective(site.net, x, y), wanted)
+
+
+def test_the_margin_free_of_scale_is_eq_4_over_the_mean_distance_of_known_prototypes() -> None:
+    """(0,0), (4,0), (0,3): distances 4, 3, 5, mean 4. Features and prototypes twice as large: the same value."""
+    assert_close(apart(G), tensor(4.0))
+    assert apart(G[:1]) == apart(G[:0]) == 1
+    raw = FedMR(mu1=0, mu2=0.7, inter_form="paper")
+    records, simulation = rounds(digits(raw, split=PCDD), 1)
+    site, broadcast = simulation.world.site(1, 1, "train"), records[0].server
+    site.load(broadcast)
+    x, y = site.data.take(torch.arange(16))
+    count, loss = broadcast[GROUP]["count"].clone(), cross_entropy(site.net(x), y)
+    count[next(c for c in range(10) if c not in y.tolist())] = 0  # one prototype is not known
+    some = {GROUP: Tensors(mean=broadcast[GROUP]["mean"], count=count)}
+    margins = [m.reshaped(site, some)(site.net, x, y) - loss for m in (raw, replace(raw, inter_form="norm"))]
+    assert_close(margins[1], margins[0] / apart(some[GROUP]["mean"][count > 0]))
 
 
 def test_only_known_classes_are_rivals_whatever_the_scope() -> None:
@@ -402,10 +418,18 @@ def test_mu1_defaults_to_the_weight_of_the_form(form: Any) -> None:
     assert not same(ours[0].server, plain[0].server)
 
 
-def test_the_three_default_weights_pull_alike_at_64_samples_a_class() -> None:
-    """d 512: code = 63^2 / 64 r = 62 r, paper = 512 + 261632 r; 0.01 * 62, 2.5e-6 * 261632 and 0.6 are within 10 %."""
-    pulls = {"code": MU1["code"] * 63**2 / 64, "paper": MU1["paper"] * 512 * 511, "norm": MU1["norm"]}
-    assert max(pulls.values()) / min(pulls.values()) < 1.1
+def test_the_three_default_weights_pull_alike_at_16_samples_a_class() -> None:
+    """d 84: code = 15^2 / 16 r = 14.1 r, paper = 84 + 6972 r; 0.1 * 14.1, 2e-4 * 6972 and 1.4 are within 1 %."""
+    pulls = {"code": MU1["code"] * 15**2 / 16, "paper": MU1["paper"] * 84 * 83, "norm": MU1["norm"]}
+    assert max(pulls.values()) / min(pulls.values()) < 1.01
+
+
+@pytest.mark.parametrize("form", ["paper", "norm"])
+def test_mu2_defaults_to_the_weight_of_the_form(form: Any) -> None:
+    assert FedMR(inter_form=form).weights[1] == MU2[form] > 0
+    ours, _ = rounds(digits(FedMR(mu1=0, inter_form=form), split=PCDD), 2)
+    given_, _ = rounds(digits(FedMR(mu1=0, mu2=MU2[form], inter_form=form), split=PCDD), 2)
+    assert same(ours[1].server, given_[1].server)
 
 
 def test_prototypes_are_the_class_means_of_trained_clients_pooled_by_samples() -> None:
@@ -466,7 +490,7 @@ def test_who_sends_prototypes_depends_on_the_seed() -> None:
 
 @pytest.mark.parametrize("scope", ["inter", "both"])
 def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) -> None:
-    method = FedMR(mu1=0.3, mu2=0.7, lite=5, lite_scope=scope)
+    method = FedMR(mu1=0.3, mu2=0.7, lite=5, lite_scope=scope, inter_form="paper")
     records, simulation = rounds(digits(method, split=PCDD), 1)
     broadcast = method.broadcast(records[0].server)
     site = simulation.world.site(1, 1, "train")
@@ -483,9 +507,6 @@ def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) 
         wanted = cross_entropy(site.net.head(z), y) + 0.3 * intra
         wanted = wanted + 0.7 * inter_class(z[few], y[few], g["mean"], known, known)
         assert_close(objective(site.net, x, y), wanted)
-
-
-# Table 7: the measurement
 
 
 # Table 8: added to other methods
@@ -531,6 +552,9 @@ def test_moon_and_the_margin_see_one_pass_through_the_body() -> None:
     assert_close(together(site.net, x, y), apart + margin)
     handle.remove()
     assert len(passes) == 1
+
+
+# Table 7: the measurement
 
 
 def test_the_spread_of_eigenvalues_is_lemma_1_over_the_batch() -> None:
