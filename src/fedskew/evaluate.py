@@ -4,8 +4,13 @@
     clients     a model on each client's own test part, over all clients (or a stated sample):
                 `global` the server's model, `personal` the one that client would deploy
     new         the same for clients that never train
+    ensemble    what else the server could predict with (Method.ensemble), on the balanced test set
+    groups      which classes head, middle and tail are
 
     accuracy, loss, per_class           of one model on one set
+    head, middle, tail                  of global and ensemble: accuracy over the third of the classes with the most
+                                        training samples, the rest, and the third with the fewest; told where the
+                                        largest class has twice the samples of the smallest (see `thirds`)
     mean, weighted, std, worst_decile   of accuracy over clients: unweighted, by test samples,
                                         spread, and the mean of the worst tenth
 Nothing here is a maximum over test rounds.
@@ -14,12 +19,12 @@ Nothing here is a maximum over test rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.anatomy import anatomy
 from fedskew.site import Data, pieces
@@ -72,24 +77,58 @@ class ClientScore:
 @torch.no_grad()
 def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batch_statistics: bool = False) -> Score:
     """A model on samples. `batch_statistics`: batch norm by the batch, for a model without statistics."""
+    total = Score((0,) * classes, (0,) * classes, 0.0)
+    for positions in pieces(len(data), BATCH):
+        x, y = data.take(positions)
+        logits = outputs(net, net, x.to(device), batch_statistics=batch_statistics)
+        total = total + score_of(logits.cpu(), y, classes)
+    return total
+
+
+def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, batch_statistics: bool) -> Tensor:
+    """`function` of a batch with `net`, of which it is made, in evaluation mode. `batch_statistics` as in `score`."""
     net.eval()
-    layers = anatomy(net).norms
+    layers, n = anatomy(net).norms, len(x)
     tracked = [layer.track_running_stats for layer in layers]
     if batch_statistics:
         for layer in layers:  # train mode that records nothing
             layer.train().track_running_stats = False
-    correct, loss = torch.zeros(classes, dtype=torch.int64), 0.0
-    for positions in pieces(len(data), BATCH):
-        x, y = data.take(positions)
-        if layers and len(y) == 1:  # batch statistics need two: the same sample twice
-            x = x.repeat(2, *[1] * (x.dim() - 1))
-        logits = net(x.to(device)).cpu()[: len(y)]
-        loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-        correct += torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+    if layers and n == 1:  # batch statistics need two: the same sample twice
+        x = x.repeat(2, *[1] * (x.dim() - 1))
+    made = function(x)[:n]
     for layer, was in zip(layers, tracked, strict=True):
         layer.eval().track_running_stats = was
-    total = torch.bincount(data.labels, minlength=classes)
+    return made
+
+
+def score_of(logits: Tensor, y: Tensor, classes: int) -> Score:
+    """Logits [n, classes] of samples with these labels."""
+    correct = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+    total = torch.bincount(y, minlength=classes)
+    loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
     return Score(tuple(correct.tolist()), tuple(total.tolist()), loss)
+
+
+def thirds(counts: Sequence[int]) -> dict[str, list[int]]:
+    """Classes by their training samples: head, middle, tail; the lower number first where counts are equal.
+
+    Head and tail are C // 3 classes each, at least one. Empty where no class has twice the samples of another: there
+    is no tail to speak of.
+    """
+    if max(counts) < 2 * min(counts) or max(counts) == 0:
+        return {}
+    order, size = sorted(range(len(counts)), key=lambda c: -counts[c]), max(1, len(counts) // 3)
+    parts = {"head": order[:size], "middle": order[size:-size], "tail": order[-size:]}
+    return {word: sorted(classes) for word, classes in parts.items()}
+
+
+def by_third(score: Score, groups: Mapping[str, Sequence[int]]) -> dict[str, float | None]:
+    """Accuracy over the samples of each group of classes; None where there is no sample."""
+    counts = {
+        word: (sum(score.correct[c] for c in classes), sum(score.total[c] for c in classes))
+        for word, classes in groups.items()
+    }
+    return {word: correct / total if total else None for word, (correct, total) in counts.items()}
 
 
 def over_clients(scores: Sequence[Score]) -> dict[str, Any] | None:
@@ -115,11 +154,16 @@ def over_clients(scores: Sequence[Score]) -> dict[str, Any] | None:
 
 
 def summary(
-    test: Score | None, clients: Iterable[ClientScore], newcomers: frozenset[int], sampled: bool
+    test: Score | None,
+    clients: Iterable[ClientScore],
+    newcomers: frozenset[int],
+    sampled: bool,
+    groups: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """One round's metrics, in the words above."""
+    """One round's metrics, in the words above. `groups`: classes by their training samples, from `thirds`."""
     scores = list(clients)
-    metrics: dict[str, Any] = {"global": test.as_dict() if test is not None and test.samples else None}
+    metrics: dict[str, Any] = {"groups": groups} if groups else {}
+    metrics["global"] = test.as_dict() | by_third(test, groups or {}) if test is not None and test.samples else None
     for word, new in (("clients", False), ("new", True)):
         group = [s for s in scores if (s.client in newcomers) == new]
         shared = [s.shared for s in group if s.shared is not None]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedskew.site import Loss, Site, fit
 from fedskew.tensors import Mean, Payload, Tensors
 
@@ -87,6 +89,10 @@ class Method:
         """The model (parameters and buffers) this client would deploy; may train it further first."""
         site.load(broadcast, state)
         return site.model()
+
+    def ensemble(self, site: Site, server: Payload) -> Tensor | None:
+        """Logits of the site's data from what else the server could predict with; None: it has only its model."""
+        return None
 
 
 def overlay(server: Payload, fresh: Payload) -> Payload:

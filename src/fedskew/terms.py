@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, normalize, softmax
 
 
 def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -72,3 +72,24 @@ def decoupled(student: Tensor, teacher: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
     (target_s, others_s), (target_t, others_t) = parts(student), parts(teacher)
     return imitation(target_s, target_t, reduction="none"), imitation(others_s, others_t, reduction="none")
+
+
+def supervised_contrast(z: Tensor, y: Tensor, tau: float) -> Tensor:
+    """SupCon (Khosla et al., NeurIPS 2020, L_out) of features, normalised here; mean over all samples.
+
+    Of sample i: -1/|P_i| sum over p in P_i of log softmax_{a != i}(<z_i, z_a> / tau)[p], P_i the others of its class;
+    0 where there are none.
+    """
+    z, itself = normalize(z, dim=1), torch.eye(len(y), dtype=torch.bool, device=y.device)
+    log_p = (z @ z.T / tau).masked_fill(itself, -torch.inf).log_softmax(1)
+    positive = (y[:, None] == y) & ~itself
+    return -(torch.where(positive, log_p, 0.0).sum(1) / positive.sum(1).clamp(min=1)).mean()
+
+
+def alignment(z: Tensor, y: Tensor, z_v: Tensor, y_v: Tensor, tau: float) -> Tensor:
+    """Real features drawn to virtual ones of their class, which stand still, and a tenth of the virtual ones' own.
+
+    As in the authors' code of VHL and of FedPG.
+    """
+    together = supervised_contrast(torch.cat([z, z_v.detach()]), torch.cat([y, y_v]), tau)
+    return together + 0.1 * supervised_contrast(z_v, y_v, tau)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from fedskew.evaluate import ClientScore, Score, per_client, summary
+from fedskew.evaluate import ClientScore, Score, per_client, summary, thirds
 from fedskew.federation.faults import Fault, struck
 from fedskew.federation.jobs import Job, Lost, Result, Trained, perform
 from fedskew.federation.loop import Reply
@@ -47,6 +47,7 @@ class Simulation:
         self.judged = range(self.population) if judged is None else judged
         self.scores: list[ClientScore] = []  # of the last evaluation, client by client
         self.sizes = world.train.sizes()
+        self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.spent = 0.0  # seconds of client work done in this process
         self.pool: Workers | None = None
         count = cores() if workers is None else workers
@@ -101,7 +102,8 @@ class Simulation:
                 self.scores.append(result)
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
-        return summary(test, self.scores, self.newcomers, sampled=len(self.judged) < self.population)
+        sampled = len(self.judged) < self.population
+        return summary(test, self.scores, self.newcomers, sampled, self.groups)
 
     def per_client(self) -> dict[str, dict[str, Any]]:
         """The clients' own figures behind the last evaluation."""

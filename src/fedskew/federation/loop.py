@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fedskew.evaluate import by_third, score_of
 from fedskew.federation.wire import Entry, layout_of, size_of
 from fedskew.method import Method, Update
 from fedskew.site import Data, Site, one_thread, seeded
 from fedskew.tensors import Payload
 
 COHORT = 4  # what a generator is for: part of its seed (see world.py)
-ServerSite = Callable[[int, str], Site]  # (round, stage) -> the server's site
+ServerSite = Callable[[int, str], Site]  # (round, stage) -> the server's site; to "evaluate", on the test set
 
 
 class Reply(NamedTuple):
@@ -112,7 +113,10 @@ def run(
             intake.finish()
             federation.commit(round, intake.accepted)
             done = time.perf_counter()
-            metrics = federation.evaluate(round, method.broadcast(server)) if evaluate(round) else None
+            metrics = None
+            if evaluate(round):
+                metrics = federation.evaluate(round, method.broadcast(server))
+                metrics |= ensemble_figures(method, site(round, "evaluate"), server, metrics.get("groups", {}))
             end = time.perf_counter()
         yield Record(
             round=round,
@@ -130,6 +134,17 @@ def run(
             metrics=metrics,
             server=server,
         )
+
+
+def ensemble_figures(
+    method: Method, site: Site, server: Payload, groups: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """The figures of what the server could predict with beside its model, if there is such a thing."""
+    logits = method.ensemble(site, server) if len(site.data) else None
+    if logits is None:
+        return {}
+    result = score_of(logits, site.data.labels, site.classes)
+    return {"ensemble": result.as_dict() | by_third(result, groups)}
 
 
 class Intake:

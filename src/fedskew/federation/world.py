@@ -135,7 +135,14 @@ class World:
         )
 
     def server_site(self, round: int, stage: str) -> Site:
+        """The server's site: on its public data, or to evaluate on the balanced test set."""
+        if stage == "evaluate":
+            return replace(self.site(-1, round, stage, EVALUATE), data=self.balanced(0, len(self.y_test)))
         return self.site(-1, round, stage)
+
+    def balanced(self, start: int, end: int) -> Data:
+        """A piece of the balanced test set."""
+        return Data(self.x_test, self.y_test, torch.arange(start, end), self.mean, self.std)
 
     def work(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> Trained:
         """One client's round."""
@@ -166,8 +173,7 @@ class World:
 
     def examine(self, chunk: int, round: int, broadcast: Payload) -> Score:
         """The server's model on one piece of the balanced test set."""
-        index = torch.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
-        data = Data(self.x_test, self.y_test, index, self.mean, self.std)
+        data = self.balanced(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
         return self._shared(self.site(-1, round, "evaluate", EVALUATE), broadcast, data)
 
     def arrays(self) -> dict[str, Tensor]:

@@ -1,0 +1,186 @@
+"""FedPG's pictures and costs: what its virtual images are, what they do to features and to clients, what they cost.
+
+    python scripts/fedpg_study.py                                               # digits, about a minute
+    python scripts/fedpg_study.py --data fmnist --split sample:keep=3000+two-class
+
+Into --out: `images.png`, virtual images of each class under both presets, with the share of them whose feature is
+nearest to their own class's real prototype; `features.png`, t-SNE of the test set's features under the global models
+of FedAvg and FedPG (the paper's Fig. 6 a, c); `classes.png`, the accuracy of every client's model by class, on the
+balanced test set, at the end of its last local training (Fig. 6 b); `cost.png`, CPU seconds a round on the server and
+on all its clients (Table 3). The energy is CPU seconds times --watts, one core's share: an estimate, not a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from fedskew.evaluate import per_class, score
+from fedskew.experiment import Experiment, assemble
+from fedskew.federation.wire import size_of
+from fedskew.federation.world import World
+from fedskew.generator import nearest_is_own, virtual_labels
+from fedskew.method import Method
+from fedskew.methods.fedavg import FedAvg
+from fedskew.methods.fedpg import VIRTUAL, FedPG
+from fedskew.prototypes import GROUP
+from fedskew.settings import Mistake
+from fedskew.site import Data, one_thread
+from fedskew.tensors import Payload
+from fedskew.training import Training
+
+METHODS: dict[str, Method] = {
+    "FedAvg": FedAvg(),
+    "FedPG": FedPG(),
+    "FedPG, preset paper": FedPG(preset="paper"),
+    "FedPG, gen cnn": FedPG(gen="cnn"),
+}
+COLUMNS, POINTS = 10, 600  # virtual images of a class that are shown; test samples in a t-SNE
+
+
+@dataclass
+class Outcome:
+    """A method carried out: the server's last state, the clients' last models, what a round cost."""
+
+    method: Method
+    world: World
+    server: Payload
+    clients: dict[int, Payload]
+    server_seconds: float  # of CPU time, a round
+    client_seconds: float
+    bytes_down: dict[str, int]  # to one client in the last round
+
+    def test(self) -> Data:
+        world = self.world
+        return Data(world.x_test, world.y_test, torch.arange(len(world.y_test)), world.mean, world.std)
+
+    def by_class(self, model: Payload) -> list[float]:
+        site = self.world.server_site(0, "evaluate")
+        return [a or 0.0 for a in per_class(score(site.frozen(model), self.test(), self.world.classes))]
+
+
+def carried_out(experiment: Experiment) -> Outcome:
+    setting = assemble(experiment)
+    method, world = experiment.method, setting.world
+    server = method.init_server(world.server_site(0, "init"))
+    at_clients = at_server = 0.0
+    for round in range(experiment.rounds):
+        broadcast, began = method.broadcast(server), time.process_time()
+        updates = {c: world.work(c, round, "train", broadcast, {}).update for c in setting.cohort(round)}
+        trained = time.process_time()
+        server = method.aggregate(world.server_site(round, "train"), server, iter(updates.values()))
+        at_clients += trained - began
+        at_server += time.process_time() - trained
+    clients = {c: update.payload for c, update in updates.items()}
+    rounds = experiment.rounds
+    return Outcome(method, world, server, clients, at_server / rounds, at_clients / rounds, size_of(broadcast))
+
+
+def draw_images(panel: Any, outcome: Outcome) -> str:
+    """A row of virtual images for each class; what the frozen extractor thinks of them all."""
+    method, world, images = outcome.method, outcome.world, outcome.server[VIRTUAL]["images"]
+    assert isinstance(method, FedPG)
+    site = world.server_site(0, "evaluate")
+    with torch.no_grad():
+        z = site.frozen(outcome.server).body(method.seen(images, site.data))
+    near = nearest_is_own(z, virtual_labels(world.classes, method.n_v), outcome.server[GROUP])
+    grid = images.view(world.classes, method.n_v, *images.shape[1:])[:, :COLUMNS]
+    panel.imshow(tiled(grid), cmap="gray", vmin=0, vmax=1)
+    panel.set(xticks=[], yticks=[], ylabel="class")
+    return f"nearest real prototype is their own: {100 * near:.0f} %"
+
+
+def tiled(grid: Tensor) -> Tensor:
+    """[rows, columns, channels, h, w] in [-1, 1] as one picture in [0, 1], a border of one pixel between."""
+    framed = torch.nn.functional.pad((grid + 1) / 2, (1, 1, 1, 1), value=1.0)
+    rows, columns, channels, h, w = framed.shape
+    picture = framed.permute(0, 3, 1, 4, 2).reshape(rows * h, columns * w, channels)
+    return picture[:, :, 0] if channels == 1 else picture
+
+
+def draw_features(panel: Any, outcome: Outcome) -> str:
+    site, test = outcome.world.server_site(0, "evaluate"), outcome.test()
+    some = test.part(torch.arange(min(POINTS, len(test))))
+    z = site.infer(site.frozen(outcome.server).body, some)
+    flat = TSNE(random_state=0, init="pca", perplexity=min(30, len(some) // 4)).fit_transform(z.numpy())
+    panel.scatter(*flat.T, c=some.labels, s=6, cmap="tab10")
+    panel.set(xticks=[], yticks=[])
+    return f"accuracy {100 * sum(outcome.by_class(outcome.server)) / outcome.world.classes:.1f} %"
+
+
+def draw_classes(panel: Any, outcome: Outcome) -> str:
+    table = torch.tensor([outcome.by_class(model) for model in outcome.clients.values()])
+    panel.imshow(table, vmin=0, vmax=1, aspect="auto")
+    panel.set(xlabel="class", ylabel="client", yticks=range(len(table)), yticklabels=list(outcome.clients))
+    return f"mean {100 * table.mean():.1f} %, classes below 1 %: {100 * (table < 0.01).float().mean():.0f} %"
+
+
+def draw_cost(panel: Any, outcomes: dict[str, Outcome], watts: float, rounds: int) -> None:
+    print(f"{'CPU seconds a round':26}{'server':>8}{'clients':>9}{'Wh in all':>11}{'bytes to a client':>19}")
+    for name, outcome in outcomes.items():
+        both = outcome.server_seconds + outcome.client_seconds
+        energy = both * rounds * watts / 3600
+        row = f"{name:26}{outcome.server_seconds:8.2f}{outcome.client_seconds:9.2f}{energy:11.4f}"
+        print(row + f"{sum(outcome.bytes_down.values()):19,}")
+    for part, bottom in (("client_seconds", 0), ("server_seconds", 1)):
+        heights = [getattr(o, part) for o in outcomes.values()]
+        below = [o.client_seconds if bottom else 0 for o in outcomes.values()]
+        panel.bar(range(len(outcomes)), heights, bottom=below, label=part.split("_")[0])
+    panel.set(xticks=range(len(outcomes)), xticklabels=list(outcomes), ylabel="CPU seconds a round")
+    panel.legend()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--split", default="two-class")
+    parser.add_argument("--model", default="auto")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--watts", type=float, default=10.0, help="of one busy core")
+    parser.add_argument("--out", type=Path, default=Path("fedpg"))
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    training = Training(lr=given.lr, batch_size=64, epochs=given.epochs, clip=5.0)
+    base = Experiment(
+        data=given.data, split=given.split, model=given.model, rounds=given.rounds, seed=given.seed, training=training
+    )
+    with one_thread():
+        outcomes = {name: carried_out(replace(base, method=method)) for name, method in METHODS.items()}
+    given.out.mkdir(parents=True, exist_ok=True)
+    panels: dict[str, tuple[Any, list[str]]] = {
+        "images": (draw_images, ["FedPG", "FedPG, preset paper"]),
+        "features": (draw_features, ["FedAvg", "FedPG"]),
+        "classes": (draw_classes, ["FedAvg", "FedPG"]),
+    }
+    for part, (draw, names) in panels.items():
+        figure = Figure(figsize=(10, 5.4), layout="constrained")
+        for panel, name in zip(figure.subplots(1, 2), names, strict=True):
+            said = draw(panel, outcomes[name])
+            panel.set_title(f"{name}: {said}", fontsize=10)
+            print(f"{part:9} {name:20} {said}")
+        figure.savefig(given.out / f"{part}.png", dpi=110)
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    draw_cost(figure.subplots(), outcomes, given.watts, given.rounds)
+    figure.savefig(given.out / "cost.png", dpi=110)
+    print(f"figures: {given.out}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Mistake as mistake:
+        raise SystemExit(f"error: {mistake}") from None

@@ -1,0 +1,211 @@
+"""FedPG: A Privacy-friendly and Universal Method for Solving non-IID Data in Federated Learning.
+
+Xue, Zhang, Chen, Meng. Nanjing University of Aeronautics and Astronautics. Code: XueBaolu/FedPG
+
+M = (f, head) is the model, f makes features, G images; P'_c are trainable virtual prototypes, H the classes received.
+    Eq. 4, 5: P_kc = mean f_k(x) over m samples of class c at client k, after training;  P_c = mean_k P_kc
+    Eq. 6, 7: d(P', P) = mean_{c in H} CE_{i in H}(-tau |P'_c - P_i|^2, c)
+    Eq. 8:    l_dce = CE_c(-tau |z - P'_c|^2, y),  z = f(G(eps, y)),  eps ~ U[0, 1)^512
+    Eq. 9:    l_p = |z - P'_y|^2
+    Eq. 10:   L_G = l_dce + lambda_s l_p + d(P', P), over G and P';  f is the new global one, and frozen
+    Eq. 11:   l_fa = SupCon over (f(x), y) and (f(x'), y'), temperature tau_c, f(x') constant, + 0.1 SupCon over f(x')
+    Eq. 13:   L_k = CE(M(x), y) + lambda_v CE(M(x'), y') + lambda_c l_fa,  (x', y') from D', n_v images a class
+Algorithm 1: D' is made anew after each round; the first has none and is FedAvg's.
+Preset paper: P' starts at N(0, 1) each round, Adam's lr is 2e-5. No coordinate then travels more than 0.008: P' stays
+where it was drawn, and images gather around points that have nothing to do with P.
+Preset robust: P'_c starts at P_c for c in H, elsewhere at its last value (at first near the mean of P); lr is 1e-3.
+GT-d: anchor=false; GT-p: lambda_s=0; LT-fa: lambda_c=0; LT-ct: lambda_v=0.
+As in the authors' code: Eq. 7, 8 with the square times tau and y in the denominator (without it Eq. 8 has no lower
+bound), the mean for Eq. 6's sum, Eq. 11 as SupCon, Adam(.5, .999), lr times .95 every 20 steps, two passes a batch.
+Departure: Eq. 7 runs over H (the code has zeros for the rest); of one class its log is 0, so |P'_c - P_c|^2 stands in.
+Departure: f is frozen (the code trains a copy of it too); a client says which classes it has, never how many samples.
+Departure: D' has no labels on the wire: it lies class by class. With ship=generator G and a seed travel in its place.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedskew.generator import (
+    GENERATOR,
+    KINDS,
+    Distance,
+    Generator,
+    anchoring,
+    distance_cross_entropy,
+    drawn,
+    endless,
+    input_shape,
+    new_seed,
+    normalised,
+    rebuilt,
+    values_of,
+    virtual_labels,
+    virtual_set,
+)
+from fedskew.method import Method, Update, model_of
+from fedskew.models.net import Net, Seen
+from fedskew.prototypes import GROUP, Pool, class_means, no_prototypes
+from fedskew.site import Data, Loss, Site
+from fedskew.tensors import Payload, Tensors
+from fedskew.terms import alignment
+from fedskew.training import Count, Natural, NotNegative, Positive
+
+VIRTUAL = "virtual"  # group of the payload
+Start = Literal["real", "random"]
+PRESETS: dict[str, tuple[Start, float]] = {"robust": ("real", 1e-3), "paper": ("random", 2e-5)}
+
+
+def towards(z: Tensor, y: Tensor, z_v: Tensor, y_v: Tensor, tau: float) -> Tensor:
+    """Eq. 11 of normalised features, positives in the denominator too; a sample without positives adds 0."""
+    s, own = normalize(z, dim=1) @ normalize(z_v, dim=1).T / tau, y[:, None] == y_v
+    log_p = s.masked_fill(~own, -torch.inf).logsumexp(1) - s.logsumexp(1)
+    return -torch.where(own.any(1), log_p, 0.0).mean()
+
+
+def some_of_each(labels: Tensor, m: int, rng: torch.Generator) -> Tensor:
+    """Positions of m random samples of each class, of all where there are fewer."""
+    order = torch.randperm(len(labels), generator=rng)
+    order = order[labels[order].argsort(stable=True)]  # class by class, at random within each
+    count = torch.bincount(labels)
+    rank = torch.arange(len(labels)) - (count.cumsum(0) - count)[labels[order]]
+    return order[rank < m]
+
+
+@dataclass(frozen=True)
+class FedPG(Method):
+    preset: Literal["robust", "paper"] = "robust"  # ours; paper: as published, see above
+    lambda_c: NotNegative = 1.0  # the paper's; 10 is best in its Fig. 7
+    lambda_v: NotNegative = 1.0  # the paper's
+    lambda_s: NotNegative = 0.001  # the paper's
+    anchor: bool = True  # the paper's; False: no d(P', P)
+    tau: Positive = 2.0  # the paper's
+    tau_c: Positive = 0.07  # the authors' code
+    n_v: Count = 64  # the paper's; 256 is best in its Table 2
+    virtual_batch: Count = 64  # the paper's
+    m: Count = 20  # the authors' code
+    iterations: Natural = 300  # the paper's
+    generator_batch: Annotated[int, Meta(ge=2)] = 128  # the authors' code
+    lr: Positive | None = None  # of G and P'; None: the preset's
+    start: Start | None = None  # of P': real ones or N(0, 1); None: the preset's
+    gen: Literal["fc", "cnn"] = "fc"  # the paper's; cnn: our layers, the paper names none
+    ship: Literal["images", "generator"] = "images"  # the paper's; generator: clients make D' themselves
+    distance: Distance = "squared"  # the authors' code; norm: |.| / tau as in Eq. 7 and 8
+    fa: Literal["supcon", "eq11"] = "supcon"  # the authors' code; eq11: Eq. 11, bounded by its positives
+    pixels: bool = False  # the authors' code; True: G's [-1, 1] are pixels, which are normalised as real ones are
+    until: Natural | None = None  # the paper's; a round from which on it is FedAvg (30 in the authors' notebook)
+
+    @property
+    def on(self) -> bool:
+        return bool(self.lambda_c or self.lambda_v)
+
+    def broadcast(self, server: Payload) -> Payload:
+        shipped = VIRTUAL if self.ship == "images" else GENERATOR
+        return model_of(server) | {group: server[group] for group in (shipped,) if group in server}
+
+    def virtual(self, site: Site, broadcast: Payload) -> Tensor:
+        """D' as it is on the wire, in [-1, 1]."""
+        if VIRTUAL in broadcast:
+            return broadcast[VIRTUAL]["images"]
+        values = Tensors(broadcast[GENERATOR])
+        seed = int(values.pop("seed"))
+        return virtual_set(rebuilt(self.maker(site), values), self.n_v, seed)
+
+    def maker(self, site: Site) -> "partial[Generator]":
+        return partial(KINDS[self.gen], input_shape(site.data), site.classes)
+
+    def seen(self, images: Tensor, data: Data) -> Tensor:
+        """Virtual images as a net sees them."""
+        return normalised((images + 1) / 2, data) if self.pixels else images
+
+    def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
+        if not broadcast.keys() & {VIRTUAL, GENERATOR}:  # the first round
+            return site.loss
+        images = self.seen(self.virtual(site, broadcast), site.data).to(site.device)
+        labels = virtual_labels(site.classes, self.n_v).to(site.device)
+        batches = endless(images, labels, self.virtual_batch, site.rng)
+        align = alignment if self.fa == "supcon" else towards
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            x_v, y_v = next(batches)
+            z, z_v = net.body(x), net.body(x_v)
+            total = site.loss(Seen(net, z), x, y)
+            if self.lambda_v:
+                total = total + self.lambda_v * site.loss(Seen(net, z_v), x_v, y_v)
+            if self.lambda_c:
+                total = total + self.lambda_c * align(z, y, z_v, y_v, self.tau_c)
+            return total
+
+        return loss
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        update, kept = super().client(site, broadcast, state)
+        return (update.plus(**{GROUP: self.prototypes(site)}) if self.on else update), kept
+
+    def prototypes(self, site: Site) -> Tensors:
+        """Eq. 4; `count` is 1 for a class that is there."""
+        few = site.data.part(some_of_each(site.data.labels, self.m, site.rng))
+        own = class_means(site.infer(site.net.body, few), few.labels, site.classes)
+        return own | {"count": (own["count"] > 0).float()}
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        if not self.on:
+            return super().aggregate(site, server, updates)
+        pool = Pool(no_prototypes(site), uniform=True)
+        averaged = super().aggregate(site, server, pool.watch(updates))
+        if self.until is not None and site.round + 1 >= self.until:
+            return model_of(averaged)
+        return averaged | self.generated(site, averaged, pool.value())
+
+    def generated(self, site: Site, server: Payload, P: Tensors) -> Payload:
+        """Eq. 10 from the server's last G and P', and the virtual set."""
+        make, known = self.maker(site), GENERATOR in server
+        last = server[GROUP]["virtual"] if known else None
+        values = Tensors({name: t for name, t in server.get(GENERATOR, {}).items() if name != "seed"})
+        G = rebuilt(make, values) if known else drawn(make, site.rng)
+        virtual = self.started(P, last, site.rng).to(site.device).requires_grad_()
+        self.train(site, site.frozen(server).body, G.to(site.device), virtual, P)
+        seed = new_seed(site.rng)
+        images = {VIRTUAL: Tensors(images=virtual_set(G, self.n_v, seed))} if self.ship == "images" else {}
+        return images | {
+            GENERATOR: values_of(G) | {"seed": torch.tensor(seed)},
+            GROUP: P | {"virtual": virtual.detach().cpu()},
+        }
+
+    def started(self, P: Tensors, last: Tensor | None, rng: torch.Generator) -> Tensor:
+        """P' before training."""
+        random, known = torch.randn(P["mean"].shape, generator=rng), P["count"] > 0
+        if (self.start or PRESETS[self.preset][0]) == "random":
+            return random
+        if last is None:
+            real = P["mean"][known]
+            last = real.mean(0) + real.std(correction=0) * random if len(real) else random
+        return torch.where(known[:, None], P["mean"], last)
+
+    def train(self, site: Site, f: Any, G: Generator, virtual: Tensor, P: Tensors) -> None:
+        """Steps on G and the virtual prototypes; `fit` has no data for them, nor this schedule."""
+        lr = self.lr or PRESETS[self.preset][1]
+        optimiser = torch.optim.Adam([*G.parameters(), virtual], lr, betas=(0.5, 0.999), fused=True)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 20, 0.95)
+        real, known = P["mean"].to(site.device), (P["count"] > 0).to(site.device)
+        for _ in range(self.iterations):
+            y = torch.randint(site.classes, (self.generator_batch,), generator=site.rng).to(site.device)
+            eps = torch.rand(len(y), G.noise, generator=site.rng).to(site.device)
+            optimiser.zero_grad()
+            loss = self.generator_loss(f(self.seen(G(eps, y), site.data)), y, virtual, real, known)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            schedule.step()
+
+    def generator_loss(self, z: Tensor, y: Tensor, virtual: Tensor, P: Tensor, known: Tensor) -> Tensor:
+        """Eq. 10."""
+        total = distance_cross_entropy(z, y, virtual, self.tau, self.distance)
+        if self.lambda_s:
+            total = total + self.lambda_s * (z - virtual[y]).square().sum(1).mean()
+        return total + anchoring(virtual, P, known, self.tau, self.distance) if self.anchor else total

@@ -1,0 +1,112 @@
+"""VHL: Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning.
+
+Tang, Zhang, Shi, He, Han, Chu. ICML 2022. arXiv:2206.02465
+
+    L = CE(M(x), y) + lambda_v CE(M(x'), y' + C) + lambda_c l_fa
+    l_fa = SupCon over (f(x), y) and (f(x'), y'), f(x') constant, + 0.1 SupCon over f(x')
+D' = {(x', y')} is a fixed set of labelled noise, the same everywhere.
+M has 2C outputs: virtual classes are classes of their own, and take part in the softmax of both cross entropies. The
+model is M with its first C. One pass of the body over x and x' together.
+D' is the code's Gaussian_Noise: a mean N(0, 1) for each class, samples N(mean, 1/4), 8x8, bilinearly enlarged, cut to
+[0, 1], normalised as real images are. What is no image is drawn at its own size, and neither cut nor enlarged.
+Omission: D' from an untrained StyleGAN, the original's main choice.
+Departure: D' is made from a seed at every site and never crosses the wire; it aligns in every local epoch (the
+original's first 5); the virtual classes' outputs are one linear layer, whatever the head.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, linear
+
+from fedskew.generator import endless, input_shape, new_seed, normalised, virtual_labels
+from fedskew.method import MODEL, Method, Update, mean, overlay
+from fedskew.models.net import Net
+from fedskew.site import Data, Site, copied, fit, seeded
+from fedskew.tensors import Payload, Tensors
+from fedskew.terms import alignment
+from fedskew.training import Count, NotNegative, Positive
+
+EXTRA, VIRTUAL = "extra", "virtual"  # groups of the payload: outputs of the virtual classes, the seed of D'
+LOW = (8, 8)  # size of the noise
+
+
+class WideHead(nn.Module):
+    """A head's C outputs and C more."""
+
+    def __init__(self, head: nn.Module, extra: Tensors) -> None:
+        super().__init__()
+        self.head = head
+        self.weight, self.bias = (nn.Parameter(copied(extra[name])) for name in ("weight", "bias"))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.cat([self.head(z), linear(z, self.weight, self.bias)], 1)
+
+    def extra(self) -> Tensors:
+        return Tensors(weight=copied(self.weight), bias=copied(self.bias))
+
+
+def noise_set(data: Data, classes: int, each: int, seed: int) -> Tensor:
+    """D' as a net sees it, `each` samples of every class, class by class."""
+    rng, shape = seeded(seed), input_shape(data)
+    pictures = len(shape) == 3
+    low = (shape[0], *LOW) if pictures else shape
+    means = torch.randn(classes, *low, generator=rng).repeat_interleave(each, 0)
+    samples = means + 0.5 * torch.randn(means.shape, generator=rng)
+    if not pictures:
+        return samples
+    pixels = interpolate(samples, shape[1:], mode="bilinear", align_corners=False)
+    return normalised(pixels.clamp(0, 1), data)
+
+
+@dataclass(frozen=True)
+class VHL(Method):
+    lambda_v: NotNegative = 1.0  # the original's
+    lambda_c: NotNegative = 1.0  # the original's
+    tau_c: Positive = 0.07  # the original's
+    n_v: Count = 64  # FedPG's; the original has 5000
+    virtual_batch: Count = 64  # FedPG's; the original has 128
+
+    @property
+    def on(self) -> bool:
+        return bool(self.lambda_c or self.lambda_v)
+
+    def init_server(self, site: Site) -> Payload:
+        server = super().init_server(site)
+        if not self.on:
+            return server
+        d = site.net.features
+        extra = {"weight": (site.classes, d), "bias": (site.classes,)}  # drawn as nn.Linear draws
+        drawn = {n: (torch.rand(size, generator=site.rng) * 2 - 1) / d**0.5 for n, size in extra.items()}
+        return server | {EXTRA: Tensors(drawn), VIRTUAL: Tensors(seed=torch.tensor(new_seed(site.rng)))}
+
+    def broadcast(self, server: Payload) -> Payload:
+        return server
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        if not self.on:
+            return super().client(site, broadcast, state)
+        site.load(broadcast, state)
+        head = WideHead(site.net.head, broadcast[EXTRA]).to(site.device)
+        x_all = noise_set(site.data, site.classes, self.n_v, int(broadcast[VIRTUAL]["seed"])).to(site.device)
+        y_all = virtual_labels(site.classes, self.n_v).to(site.device)
+        batches = endless(x_all, y_all, self.virtual_batch, site.rng)
+
+        def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
+            x_v, y_v = next(batches)
+            both = net.body(torch.cat([x, x_v]))
+            z, z_v = both[: len(y)], both[len(y) :]
+            total = site.loss(lambda _: net.head(z), x, y)
+            if self.lambda_v:
+                total = total + self.lambda_v * site.loss(lambda _: net.head(z_v), x_v, y_v + site.classes)
+            if self.lambda_c:
+                total = total + self.lambda_c * alignment(z, y, z_v, y_v, self.tau_c)
+            return total
+
+        done = fit(replace(site, net=Net(site.net.body, head, site.net.features)), loss)
+        return self.report(site, {"loss": done.loss}).plus(**{EXTRA: head.extra()}), state | site.keeps()
+
+    def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
+        return server | overlay(server, mean(updates, groups=(*MODEL, EXTRA)))
