@@ -1,0 +1,307 @@
+"""`fedskew serve`: the server's side of a run between sites."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fedskew.checkpoint import RunDirectory, write_atomically
+from fedskew.data.sources import load
+from fedskew.deploy import own
+from fedskew.deploy.child import Child
+from fedskew.deploy.federation import Deployment
+from fedskew.deploy.flower.frames import Header
+from fedskew.deploy.messages import Answer, Ask, Task
+from fedskew.deploy.node import versions
+from fedskew.deploy.sites import Link, Sites
+from fedskew.experiment import Experiment, Setting, assemble, from_dict, part_of, read_toml
+from fedskew.federation.loop import QuorumLost, Record, draw_cohort, run
+from fedskew.federation.wire import digest
+from fedskew.federation.world import World
+from fedskew.method import MODEL
+from fedskew.runner import closing
+from fedskew.settings import Mistake
+from fedskew.tensors import Payload, Tensors
+
+START = 120.0  # seconds for Flower to start
+BROUGHT = "sites"  # the name of data that the sites bring
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """How the server is reached, and how long it waits for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 8470
+    certs: Path | None = None
+    insecure: bool = False
+    sites: int = 0  # how many there are; with keys, as many as there are keys
+    timeout: float = 600.0  # seconds for a round
+    patience: float = 600.0  # seconds to wait for the sites at the start
+    limit: int = 2 << 30  # bytes of a reply
+    choose: Literal["all", "online"] = "all"  # whom a cohort is drawn from
+    server_data: str = ""  # the server's own data (test set, public data), where sites bring theirs
+    data_dir: Path | None = None
+
+    def keys(self) -> dict[str, str]:
+        """The sites' public keys by name."""
+        if self.insecure:
+            if self.certs is not None:
+                raise Mistake("--insecure and --certs exclude each other: give one.")
+            return {}
+        if self.certs is None:
+            raise Mistake("give the server's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
+        found = {path.stem: path.read_text() for path in sorted((self.certs / "sites").glob("*.pub"))}
+        for name in ("server.crt", "server.key", "ca.crt"):
+            if not (self.certs / name).exists():
+                raise Mistake(f"{self.certs} has no {name}; --certs needs the server's folder (see `fedskew certs`).")
+        if not found:
+            raise Mistake(f"{self.certs / 'sites'} holds no site's public key (NAME.pub).")
+        return found
+
+    def config(self) -> Header:
+        """What Flower's link is started with."""
+        certs = self.certs or Path()
+        return {
+            "host": self.host,
+            "port": self.port,
+            "limit": self.limit,
+            "secure": not self.insecure,
+            "sites": self.keys(),
+            "certificate": str(certs / "server.crt"),
+            "key": str(certs / "server.key"),
+        }
+
+
+class Facts(msgspec.Struct):
+    """deployment.json: what is fixed for the whole run beside its settings."""
+
+    run: str
+    sites: list[str]  # in the order of their client numbers
+    task: Task | None = None  # where sites bring their data
+    server_data: str = ""
+
+
+class Served:
+    """A run between sites: iterate over it for records, as over `Run`. `link` stands for Flower's in tests."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        hosting: Hosting,
+        out: Path,
+        say: Callable[[str], None],
+        *,
+        resume: bool = False,
+        link: Callable[[Header, Path], Link] = lambda config, log: Child("link", config, log),
+    ) -> None:
+        if experiment.method.pooled:
+            raise Mistake(
+                f"method {experiment.method_name} has all data in one place, and sites keep theirs: use `fedskew run`."
+            )
+        self.experiment, self.hosting, self.say = experiment, hosting, say
+        self.brought = experiment.data == BROUGHT
+        self.dealt = None if self.brought else assemble(experiment, data_dir=hosting.data_dir)
+        config = hosting.config()
+        self.directory = RunDirectory(out, every=1)
+        self.start: tuple[int, Payload] | None = None
+        self.troubles: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.result: dict[str, Any] = {}
+        self.facts = Facts(secrets.token_hex(8), sorted(config["sites"]), server_data=hosting.server_data)
+        if resume:
+            self._restore()
+        else:
+            self.directory.begin(experiment.to_toml())
+        self.rounds = len(experiment.method.stages(experiment.rounds))
+        self.link = link(config, out / "flower.log")
+        self.port, self.sites = self._open(config)
+
+    def _restore(self) -> None:
+        named = self.facts.sites
+        self.start, self.troubles = self.directory.restore()
+        self.records = whole(self.directory.read_records())
+        path = self.directory.path / "deployment.json"
+        if path.exists():
+            self.facts = msgspec.json.decode(path.read_bytes(), type=Facts)
+            if named and named != self.facts.sites:
+                raise Mistake(f"the run was begun with sites {', '.join(self.facts.sites)}; the keys are of {named}.")
+        if self.start and self.start[0] >= len(self.experiment.method.stages(self.experiment.rounds)):
+            self.result = self.directory.result()
+
+    def _open(self, config: Header) -> tuple[int, Sites]:
+        """Flower's side is up, or there is a sentence about why not."""
+        frame = self.link.hear(START)
+        if frame is None or frame[0]["event"] != "ready":
+            self.close()
+            why = frame[0].get("text", "") if frame is not None else f"see {self.directory.path / 'flower.log'}"
+            raise Mistake(f"Flower's side did not start: {why}.")
+        sites = Sites(self.link, self.facts.sites, frame[0]["nodes"], self.say, open=self.hosting.insecure)
+        return int(frame[0]["port"]), sites
+
+    @property
+    def expected(self) -> int:
+        return len(self.facts.sites) or self.hosting.sites or (self.dealt.world.population if self.dealt else 0)
+
+    def __iter__(self) -> Iterator[Record]:
+        try:
+            if not self.result:
+                yield from self._rounds(self.gather())
+                self._farewell()
+        finally:
+            self.close()
+
+    def gather(self) -> Deployment:
+        """Wait for the sites, and make the federation they are."""
+        if not self.expected:
+            raise Mistake("say how many sites there are with --sites, as in --sites 3.")
+        greeted = self.sites.gather(self._ask("hello"), self.hosting.patience, self.expected)
+        for name, answer in sorted(greeted.items()):
+            if other := [f"{k} {v}" for k, v in answer.versions.items() if versions().get(k) not in (v, None)]:
+                self.say(f"site {name} has {', '.join(other)}: its bits may come out otherwise")
+        if not self.facts.sites:
+            if len(greeted) < self.expected:
+                raise Mistake(f"{len(greeted)} of {self.expected} sites came within {self.hosting.patience:g} s.")
+            self.facts.sites = sorted(greeted)
+        self.sites.names = self.facts.sites
+        if self.brought and self.facts.task is None:
+            self.facts.task = self._agree(greeted)
+        write_atomically(self.directory.path / "deployment.json", msgspec.json.encode(self.facts))
+        setting = self._setting()
+        if len(greeted) < setting.quorum:
+            raise QuorumLost(
+                f"{len(greeted)} of {self.expected} sites came within {self.hosting.patience:g} s, "
+                f"{setting.quorum} are needed"
+            )
+        return self._deployment(setting)
+
+    def _agree(self, greeted: dict[str, Answer]) -> Task:
+        told = {name: answer.facts for name, answer in greeted.items() if answer.facts is not None}
+        if not told:
+            raise Mistake(f"no site came within {self.hosting.patience:g} s.")
+        return own.agree(told)
+
+    def _setting(self) -> Setting:
+        count = len(self.facts.sites)
+        if self.dealt is not None:
+            if self.dealt.world.population != count:
+                raise Mistake(
+                    f"the split makes {self.dealt.world.population} clients, but there are {count} sites; "
+                    f"give a split with clients={count}."
+                )
+            return self.dealt
+        assert self.facts.task is not None
+        experiment, hosting = self.experiment, self.hosting
+        given = load(self.facts.server_data, hosting.data_dir) if self.facts.server_data else None
+        world = own.server_world(experiment, self.facts.task, given, count, "cpu")
+        everyone = tuple(range(count))
+        size = part_of(experiment.clients_per_round, count, "clients_per_round")
+        quorum = part_of(experiment.trouble.quorum, size, "quorum")
+        cohort = partial(draw_cohort, everyone, size, experiment.seed)
+        return Setting(world, None, None, everyone, (), everyone, cohort, size, quorum)  # type: ignore[arg-type]
+
+    def _ask(self, kind: str, world: World | None = None) -> Ask:
+        ask = Ask(kind, self.facts.run, BROUGHT if self.brought else str(self.experiment.data))
+        if world is None:
+            return ask
+        settings = json.loads(json.dumps(self.experiment.as_dict()))
+        return msgspec.structs.replace(
+            ask, sites=len(self.facts.sites), settings=settings, task=self.facts.task, initial=digest(world.initial)
+        )
+
+    def _deployment(self, setting: Setting) -> Deployment:
+        self.setting = setting
+        deployment = Deployment(
+            setting.world,
+            self.sites,
+            self._ask("work", setting.world),
+            self.hosting.timeout,
+            setting.judged,
+            frozenset(setting.newcomers),
+        )
+        for record in self.records:
+            deployment.commit(record["round"], record["trained"])
+            deployment.pending = record["round"] if record["metrics"] is not None else -1
+        return deployment
+
+    def _cohort(self, round: int) -> list[int]:
+        if self.hosting.choose == "all":
+            return self.setting.cohort(round)
+        there = [client for client in self.sites.present() if client in self.setting.members]
+        return draw_cohort(there, self.setting.cohort_size, self.experiment.seed, round)
+
+    def _rounds(self, deployment: Deployment) -> Iterator[Record]:
+        every = self.experiment.evaluation.every
+        last: tuple[int, Payload] | None = None if self.start is None else (self.start[0] - 1, self.start[1])
+        for record in run(
+            self.experiment.method,
+            deployment,
+            self.setting.world.server_site,
+            self.experiment.rounds,
+            self._cohort,
+            quorum=self.setting.quorum,
+            evaluate=lambda round: (round + 1) % every == 0 or round == self.rounds - 1,
+            start=self.start,
+        ):
+            last = (record.round, record.server)
+            told = record.as_dict()
+            if deployment.before is not None:
+                told["before"] = {word: deployment.before[word] for word in ("clients", "new")}
+            self.directory.append(told)
+            self.directory.save(*last)
+            deployment.keep = self.directory.previous
+            self.records = whole([*self.records, told])
+            if self.hosting.insecure:
+                self.sites.greet(self._ask("hello"))
+            yield record
+        if last is not None:
+            self._finish(last[1], deployment)
+
+    def _finish(self, server: Payload, deployment: Deployment) -> None:
+        initial = deployment.world.initial
+        model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
+        self.result = closing(self.experiment, self.records) | {
+            "digest": digest(server),
+            "model_digest": digest(model),
+            "clients": deployment.per_client(),
+            "sites": self.facts.sites,
+        }
+        self.directory.finish(server, model, self.result)
+
+    def _farewell(self) -> None:
+        done = dict.fromkeys(self.sites.present(), self._ask("done"))
+        for _ in self.sites.wave(done, b"", 10.0, sorted(done)):
+            pass
+
+    def close(self) -> None:
+        self.link.close()
+        self.directory.close()
+
+
+def whole(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records as they were written, each with the clients' figures, which the next one told."""
+    made: list[dict[str, Any]] = []
+    for record in records:
+        if (before := record.get("before")) and made:
+            made[-1]["metrics"] = made[-1]["metrics"] | before
+        made.append({key: value for key, value in record.items() if key != "before"})
+    return made
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a served run."""
+    return whole(json.loads(line) for line in (path / "records.jsonl").read_text().splitlines())
+
+
+def taken_up(path: Path) -> Experiment:
+    """The experiment of a run that is to go on."""
+    if not (path / "settings.toml").exists():
+        raise Mistake(f"{path} holds no run: there is no settings.toml in it.")
+    return from_dict(read_toml(path / "settings.toml"))
