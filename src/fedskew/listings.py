@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedskew.data.sources import listing, load
 from fedskew.data.splits import cuts, deal, dealers, features
 from fedskew.methods import REGISTRY
 from fedskew.models import listing as models_listing
-from fedskew.settings import Mistake
+from fedskew.settings import Mistake, choose
 from fedskew.show import console, emit, table
 
 
@@ -99,24 +98,26 @@ def list_data(data_dir: Path | None, as_json: bool) -> None:
 
 
 def list_methods(as_json: bool) -> None:
-    rows = [
-        {
-            "name": name,
-            "title": (inspect.getmodule(kind).__doc__ or "").splitlines()[0],
-            "settings": {f.name: f.default for f in dataclasses.fields(kind)},
-            "global": kind.has_global,
-            "public_data": kind.public,
-        }
-        for name, kind in REGISTRY.items()
-    ]
+    from fedskew import handbook
+
+    entries = [handbook.entry(name) for name in REGISTRY]
     if as_json:
-        emit({"methods": rows})
+        emit({"methods": [dataclasses.asdict(one) for one in entries]})
         return
-    shown = [
-        (r["name"], r["title"], ", ".join(f"{k}={v}" for k, v in r["settings"].items()), "yes" if r["global"] else "no")  # type: ignore[attr-defined]
-        for r in rows
-    ]
-    console(as_json).print(table("methods", ["name", "paper", "settings", "global model"], shown))
+    screen = console(as_json)
+    screen.print(table("methods", handbook.COLUMNS, [handbook.row(one) for one in entries]))
+    screen.print(f"\n{handbook.footnote()}\n`fedskew methods NAME` shows one in full: equations, settings, departures.")
+
+
+def show_method(name: str, as_json: bool) -> None:
+    from fedskew import handbook
+
+    choose("method", name, REGISTRY)
+    one = handbook.entry(name)
+    if as_json:
+        emit(dataclasses.asdict(one))
+    else:
+        console(as_json).print("\n".join(handbook.details(one)), markup=False, soft_wrap=True)
 
 
 def list_models(as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """FedPer: Federated Learning with Personalization Layers.
 
-Arivazhagan, Aggarwal, Singh, Choudhary. arXiv:1912.00818
+Arivazhagan, Aggarwal, Singh, Choudhary. 2019. arXiv:1912.00818
 
 Algorithm 1, client: body and head together by SGD; the head is the client's own and stays
 Algorithm 2, server: W_B = sum_{k in S_t} (n_k / n) W_B,k

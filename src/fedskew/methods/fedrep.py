@@ -24,7 +24,7 @@ class FedRep(Method):
     has_global = False
 
     head_epochs: Natural = 4  # FedCRC's 5 epochs as 4 + 1; the original has 10 + 1 on CIFAR
-    body_epochs: Natural = 1
+    body_epochs: Natural = 1  # the original's
     test_epochs: Natural = 0  # of the head, before a test; the authors' code: 10, at the end of the run
     weighting: Literal["uniform", "samples"] = "uniform"  # the original's; its code weights FEMNIST by samples
     share_head_mean: bool = False  # True: heads are sent, who has none takes the last cohort's mean; FedCRC's Table II
