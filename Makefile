@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FLOWER := $(VENV)/flower/.ready
 
-.PHONY: demo test check format lint types fast bench memory clean
+.PHONY: demo test check format lint types fast bench memory docs results clean
 
 demo: $(READY)
 	$(BIN)/fedskew run --seed 1
 
-test: $(READY)
+test: $(READY) $(FLOWER)
 	$(BIN)/python -m pytest
 
 check: format lint types fast
@@ -31,6 +32,12 @@ fast: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 
+docs: $(READY)
+	$(BIN)/python -m fedskew.handbook > docs/methods.md
+
+results: $(READY)
+	$(BIN)/fedskew table docs
+
 memory: $(READY)
 	$(BIN)/python benchmarks/memory.py
 
@@ -38,6 +45,12 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+# Flower wants older versions of packages we use: it gets an environment of its own, where fedskew finds it
+$(FLOWER): $(READY) constraints-flower.txt
+	test -x $(VENV)/flower/bin/python || $(PYTHON) -m venv $(VENV)/flower
+	$(VENV)/flower/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-flower.txt flwr
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from fedskew.deploy.commands import attach
 from fedskew.settings import Mistake
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -19,6 +21,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets; else FEDSKEW_DATA, else the user's cache.")]
 Data = Annotated[str | None, typer.Option(help="A data set's name, or a path to your own (see `fedskew data`).")]
+Track = Annotated[list[str] | None, typer.Option(help="Tell tensorboard, mlflow or wandb too; may be given again.")]
 Split = Annotated[str | None, typer.Option(help="How data are dealt, e.g. dirichlet:alpha=0.1,clients=10.")]
 
 
@@ -49,6 +52,8 @@ def run_command(
     resume: Annotated[Path | None, typer.Option(help="Take up the run in this directory.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Rounds; 0 spaces them so they stay cheap.")] = 0,
     target: Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")] = None,
+    diagnose: Annotated[bool, typer.Option("--diagnose", help="Say how far features collapse, heads drift.")] = False,
+    track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option(help="Say more on stderr.")] = False,
@@ -65,6 +70,7 @@ def run_command(
         "data_dir": data_dir,
         "device": pick_device(device),
         "checkpoint_every": checkpoint_every,
+        "track": _tracked(track),
     }
     given = {
         "method.name": method,
@@ -77,6 +83,7 @@ def run_command(
         "trouble.dropout": dropout,
         "trouble.fault": fault,
         "trouble.quorum": quorum,
+        "evaluation.diagnose": diagnose or None,
     }
     values = {key: value for key, value in given.items() if value is not None}
     if resume is not None:
@@ -95,6 +102,13 @@ def _workers(text: str | None) -> int | None:
     if not text.isdigit() or int(text) < 1:
         raise Mistake(f"--workers {text} will not do: give a number of processes from 1 up.")
     return int(text)
+
+
+def _tracked(names: list[str] | None) -> tuple[str, ...]:
+    from fedskew.track import trackers
+
+    trackers(names or [])
+    return tuple(names or ())
 
 
 def pick_device(name: str) -> str:
@@ -163,6 +177,7 @@ def compare_command(
     workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     target: Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")] = None,
+    track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -171,8 +186,42 @@ def compare_command(
 
     given = {"data": data, "split": split, "model": model, "rounds": rounds, "clients_per_round": clients_per_round}
     experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
-    options = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
+    options: dict[str, Any] = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
+    options["track"] = _tracked(track)
     show.show_comparison(experiment, methods, _seeds(seeds), out, target, as_json, options)
+
+
+@app.command("table")
+def table_command(
+    name: Annotated[str, typer.Argument(help="A table's name, the path of your own, `list`, or `docs`.")],
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given again.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only this column; may be given again.")] = None,
+    scale: Annotated[str, typer.Option(help="paper (as published) or reduced (two CPU cores).")] = "reduced",
+    seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1,2; default: the recipe's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/tables/<name>.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder of finished tables.")] = Path("results"),
+    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    track: Track = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run a published table and print ours beside the paper's, with a verdict. Goes on where it was cut off."""
+    from fedskew import results as kept
+
+    options = {
+        "workers": _workers(workers),
+        "data_dir": data_dir,
+        "device": pick_device(device),
+        "track": _tracked(track),
+    }
+    if name == "list":
+        kept.list_tables(as_json)
+    elif name == "docs":
+        kept.write_docs(results, Path("docs/results.md"))
+    else:
+        chosen = _seeds(seeds) if seeds else []
+        kept.show_table(name, scale, row or [], column or [], chosen, out, results, as_json, options)
 
 
 def _seeds(text: str) -> list[int]:
@@ -180,6 +229,50 @@ def _seeds(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise Mistake(f"--seeds {text} will not do: give whole numbers, as in 0,1,2.") from None
+
+
+@app.command("tune")
+def tune_command(
+    methods: Annotated[list[str], typer.Argument(help="Methods, with settings that stay fixed: fedavg fedprox ...")],
+    budget: Annotated[int, typer.Option(min=1, help="Trials of each method.")] = 20,
+    seeds: Annotated[str, typer.Option(help="Seeds; a trial's accuracy is their mean.")] = "0",
+    data: Data = None,
+    split: Split = None,
+    model: Annotated[str | None, typer.Option(help="A model's name.")] = None,
+    rounds: Annotated[str | None, typer.Option(help="Rounds of a trial.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.epochs=2.")] = None,
+    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
+    range_: Annotated[list[str] | None, typer.Option("--range", help="Where to search: fedprox.mu=0.001:1.")] = None,
+    goal: Annotated[str | None, typer.Option(help="global or personal; default: global where there is one.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the study and the chosen experiments.")] = Path("runs/tune"),
+    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Search each method's settings with the same budget, on validation data. Goes on where it was cut off."""
+    from fedskew import tune
+
+    given = {"data": data, "split": split, "model": model, "rounds": rounds}
+    experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
+    ranges = dict(tune.read_range(text) for text in range_ or [])
+    plan = tune.Search(experiment, tuple(methods), budget, tuple(_seeds(seeds)), out, tune.goal(goal), ranges)
+    options = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
+    tune.show_search(plan, as_json, options)
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    drift: Annotated[bool, typer.Option(help="Compute drift from the saved models.")] = True,
+    data_dir: DataDir = None,
+) -> None:
+    """Write one self-contained HTML page about runs."""
+    from fedskew.report import write_report
+
+    count = write_report(folders, out, drift=drift, data_dir=data_dir)
+    print(f"{count} runs in {out}")
 
 
 @app.command("split")
@@ -210,11 +303,17 @@ def data_command(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 @app.command("methods")
-def methods_command(as_json: Json = False) -> None:
-    """List the methods and their settings."""
+def methods_command(
+    name: Annotated[str | None, typer.Argument(help="One method, to see it in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods: paper, what they send and keep beyond FedAvg, which models they give."""
     from fedskew import listings
 
-    listings.list_methods(as_json)
+    if name is None:
+        listings.list_methods(as_json)
+    else:
+        listings.show_method(name, as_json)
 
 
 @app.command("models")
@@ -223,6 +322,9 @@ def models_command(as_json: Json = False) -> None:
     from fedskew import listings
 
     listings.list_models(as_json)
+
+
+attach(app)
 
 
 def _say(sentence: str, code: int) -> NoReturn:
@@ -234,13 +336,20 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def misuse() -> Any:
+    """What Typer raises at wrong options: the newer ones an error of their own, the older (Flower's) Click's."""
+    own = getattr(typer, "TyperException", None)
+    return own or importlib.import_module("click").ClickException
+
+
 def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(arguments, standalone_mode=False)
+        if app(arguments, standalone_mode=False) == 130:  # how newer Typers tell of Ctrl-C
+            raise KeyboardInterrupt
     except Mistake as mistake:
         _say(str(mistake), 2)
-    except typer.TyperException as error:
+    except misuse() as error:
         _say(error.format_message(), 2)
     except typer.Exit as leave:
         raise SystemExit(leave.exit_code) from None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedskew.checkpoint import write_atomically
 from fedskew.evaluate import to_target
-from fedskew.experiment import Experiment
+from fedskew.experiment import Experiment, from_dict, read_toml
 from fedskew.federation.loop import QuorumLost, Record
 from fedskew.method import Method
 from fedskew.methods import REGISTRY
@@ -21,6 +23,10 @@ from fedskew.settings import Mistake, build, choose, parse
 
 FIGURES = {  # what is tabled of a run: word -> where it stands in the last round's metrics
     "global": ("global", "accuracy"),
+    "head": ("global", "head"),
+    "middle": ("global", "middle"),
+    "tail": ("global", "tail"),
+    "ensemble": ("ensemble", "accuracy"),
     "clients": ("clients", "global", "mean"),
     "personal": ("clients", "personal", "mean"),
     "worst": ("clients", "personal", "worst_decile"),
@@ -58,25 +64,35 @@ def carry_out(
     for seed in seeds:
         for text in methods:
             experiment = replace(base, method=made[text], seed=seed)
-            path = out / f"{text.replace(':', '-').replace(',', '-').replace('=', '')}-s{seed}"
-            run = open_run(experiment, path, **options)
-            row: dict[str, Any] = {"method": text, "seed": seed, "directory": str(path), "failed": ""}
-            try:
-                for record in run:
-                    watch(text, seed, run, record)
-                result = run.result
-            except QuorumLost as lost:  # it diverged, say: a result too, and no reason not to see the others
-                row["failed"] = str(lost)
-                result = closing(experiment, run.records) if run.records else {}
-            rows.append({**result, **row, "records": run.records})  # the row's name of the method, with its settings
+            path = out / f"{slug(text)}-s{seed}"
+            row = carry(experiment, path, partial(watch, text, seed), **options)
+            rows.append({**row, "method": text, "seed": seed})  # the row's name of the method, with its settings
     return rows
+
+
+def slug(text: str) -> str:
+    """A text as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", text.replace("=", "")).strip("-")
+
+
+def carry(experiment: Experiment, path: Path, watch: Callable[[Run, Record], None], **options: Any) -> dict[str, Any]:
+    """One run carried out or taken up, as a row: its closing figures, records, and why it failed ("": it did not)."""
+    run, failed = open_run(experiment, path, **options), ""
+    try:
+        for record in run:
+            watch(run, record)
+        result = run.result
+    except QuorumLost as lost:  # it diverged, say: a result too, and no reason not to see the others
+        failed = str(lost)
+        result = closing(experiment, run.records) if run.records else {}
+    return {**result, "directory": str(path), "failed": failed, "records": run.records}
 
 
 def open_run(experiment: Experiment, path: Path, **options: Any) -> Run:
     settings = path / "settings.toml"
     if not settings.exists():
         return Run(experiment, out=path, **options)
-    if settings.read_text() != experiment.to_toml():
+    if from_dict(read_toml(settings)).as_dict() != experiment.as_dict():
         raise Mistake(f"{path} holds a run with other settings; give another --out or remove it.")
     return Run(experiment, out=path, resume=True, **options)
 

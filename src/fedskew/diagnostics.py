@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedskew.federation.store import Store
+from fedskew.federation.wire import decode
+from fedskew.federation.world import World
+from fedskew.method import MODEL
 from fedskew.models.net import Net
-from fedskew.site import Data
-from fedskew.tensors import Payload
+from fedskew.site import Data, one_thread
+from fedskew.tensors import Payload, Tensors
 
+DIAGNOSE = 5  # what a generator is for: part of its seed (see world.py)
+CLIENTS = 10  # whose heads are compared
+DIAGNOSED = ("eigenvalue_spread", "head_distance")  # the figures of `diagnose`
 EPSILON = 1e-8  # added to variances: a dead feature correlates with nothing
 
 
@@ -40,17 +48,70 @@ def eigenvalue_spread(features: Tensor, labels: Tensor, top: int = 50) -> float:
 def feature_collapse(net: Net, data: Data, rng: torch.Generator, *, batch: int = 128, top: int = 50) -> float:
     """`eigenvalue_spread` of a net's features, mean over whole random batches (one smaller if there is none)."""
     net.eval()
+    device = next(net.parameters()).device
     order = torch.randperm(len(data), generator=rng)
     whole = order[: len(order) // batch * batch] if len(order) >= batch else order
     spreads = []
     for positions in torch.split(whole, batch):
         x, y = data.take(positions)
-        spreads.append(eigenvalue_spread(net.body(x), y, top))
+        spreads.append(eigenvalue_spread(net.body(x.to(device)).cpu(), y, top))
     return sum(spreads) / len(spreads)
 
 
 def head_distances(models: Sequence[Payload]) -> Tensor:
     """[models, models]: |w_i - w_j| over the parameters of the heads."""
+    if not models:
+        return torch.zeros(0, 0)
     heads = [torch.cat([t.flatten().double() for t in m["parameters"].split("head.")[1].values()]) for m in models]
     stacked = torch.stack(heads)
     return torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def diagnose(world: World, server: Payload, store: Store, members: Sequence[int]) -> dict[str, Any]:
+    """How far a finished run's features collapsed and its clients' heads drift apart; None where there is no telling.
+
+    `eigenvalue_spread`: FedMR's Table 7, of the global model on the test set. `head_distance`: mean over pairs of
+    clients (the first ten members with data) of |h_i - h_j| after one more round of local training. Nothing is kept.
+    """
+    with one_thread():
+        net, data = global_net(world, server), whole_test(world)
+        rng = world.site(-1, world.rounds, "diagnose", DIAGNOSE).rng
+        spread = feature_collapse(net, data, rng) if world.method.has_global and len(data) else None
+        heads = head_distances(drifted(world, server, store, members))
+    return {"eigenvalue_spread": spread, "head_distance": mean_distance(heads), "clients": len(heads)}
+
+
+def mean_distance(apart: Tensor) -> float | None:
+    """Over pairs, of a symmetric matrix of distances; None where there is no pair."""
+    pairs = len(apart) * (len(apart) - 1)
+    return float(apart.sum()) / pairs if pairs else None
+
+
+def whole_test(world: World) -> Data:
+    return world.balanced(0, len(world.y_test))
+
+
+def global_net(world: World, server: Payload) -> Any:
+    """The net with the server's model in it."""
+    site = world.site(-1, world.rounds, "diagnose", DIAGNOSE)
+    site.load(world.method.broadcast(server))
+    return site.net
+
+
+def drifted(world: World, server: Payload, store: Store, members: Sequence[int]) -> list[Payload]:
+    """The models of up to ten clients after a round of local training from the server's."""
+    able = [client for client in members if len(world.train[client])][:CLIENTS]
+    broadcast, models = world.method.broadcast(server), []
+    for client in able:
+        blob = store.get(client)
+        done = world.work(client, world.rounds - 1, "train", broadcast, decode(blob) if blob else {})
+        layers = (world.initial, broadcast, done.update.payload, done.state)
+        models.append({group: _laid(group, layers) for group in MODEL})
+    return models
+
+
+def _laid(group: str, payloads: Sequence[Payload]) -> Tensors:
+    made = Tensors()
+    for payload in payloads:
+        made = made | payload.get(group, Tensors())
+    return made

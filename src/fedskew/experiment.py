@@ -15,6 +15,7 @@ import tomli_w
 from torch import nn
 
 from fedskew.data.dataset import DataSet
+from fedskew.data.public import with_public
 from fedskew.data.sources import load
 from fedskew.data.splits import Deal, Parts, deal, newcomers, portion
 from fedskew.federation.faults import Fault, parse_faults
@@ -43,6 +44,8 @@ class Holdout:
 class Evaluation:
     every: Count = 1  # rounds; the last is always evaluated
     clients: Natural = 0  # how many clients' own test parts, a fixed seeded sample; 0 is all
+    part: Literal["test", "validation"] = "test"  # validation: its parts stand for the test parts; no test set is seen
+    diagnose: bool = False  # closing figures say how far features collapsed and heads drifted (see diagnostics.py)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
     step: Literal["fast", "plain"] = "fast"  # plain: torch's own layers and optimisers, the reference
+    public: str | DataSet = ""  # the server's public data, as `data`; or the split cuts them: public:per_class=20+...
 
     @property
     def method_name(self) -> str:
@@ -83,6 +87,9 @@ class Experiment:
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
+        plain["public"] = self.public if isinstance(self.public, str) else self.public.name
+        if not plain["public"]:
+            del plain["public"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
         for name in TABLES:
             plain[name] = dataclasses.asdict(plain[name])
@@ -137,6 +144,7 @@ class _Top:
     rounds: Count = Experiment.rounds
     seed: Natural = 0
     step: Literal["fast", "plain"] = "fast"
+    public: str = ""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -201,16 +209,35 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     return make
 
 
+def on_validation(world: World) -> World:
+    """The world whose test parts are the validation parts, with no test set beside them: what tuning may look at."""
+    if not len(world.validation.values):
+        raise Mistake("evaluation.part=validation needs validation data: give holdout.validation a share, such as 0.2.")
+    return dataclasses.replace(world, test=world.validation, x_test=world.x_test[:0], y_test=world.y_test[:0])
+
+
+def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
+    if experiment.public == experiment.data:
+        raise Mistake(
+            "the public set is the clients' own data set: cut from it what no client gets, "
+            f"with the split public:per_class=20+{experiment.split}."
+        )
+    return load(experiment.public, folder) if isinstance(experiment.public, str) else experiment.public
+
+
 def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu") -> Setting:
     """Load, deal, choose: everything a run needs, mistakes found before it starts."""
     data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else experiment.data
     if experiment.holdout.pool == "all":
         data = data.pooled()
     dealt = deal(experiment.split, data.y_train, seed=experiment.seed, classes=data.classes, owners=data.owners_train)
+    pool = data
+    if experiment.public:
+        pool, dealt = with_public(data, dealt, public_data(experiment, data_dir))
     if experiment.method.public and not len(dealt.public):
         raise Mistake(
             f"method {experiment.method_name} needs public data on the server: begin the split with "
-            f"'public:per_class=20+', as in public:per_class=20+{experiment.split}."
+            f"'public:per_class=20+', as in public:per_class=20+{experiment.split}, or give your own with public=..."
         )
     holdout = experiment.holdout
     parts = portion(dealt, validation=holdout.validation, test=holdout.test, seed=experiment.seed)
@@ -222,7 +249,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     if experiment.method.pooled:
         parts, members, size, quorum = in_one_place(dealt, parts, members), (0,), 1, 1
     world = make_world(
-        data,
+        pool,
         dealt,
         parts,
         method=experiment.method,
@@ -233,6 +260,8 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         fast=experiment.step == "fast",
         device=device,
     )
+    if experiment.evaluation.part == "validation":
+        world = on_validation(world)
     wanted = experiment.evaluation.clients or population
     judged = draw_cohort(range(population), min(wanted, population), experiment.seed, -1)
     return Setting(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedskew.checkpoint import RunDirectory
+from fedskew.diagnostics import diagnose
 from fedskew.evaluate import headline
 from fedskew.experiment import Experiment, Setting, assemble, from_dict, read_toml
 from fedskew.federation.local import Simulation
@@ -18,6 +19,7 @@ from fedskew.federation.wire import digest
 from fedskew.method import MODEL
 from fedskew.settings import Mistake
 from fedskew.tensors import Payload, Tensors
+from fedskew.track import tracked, trackers
 
 log = logging.getLogger("fedskew")
 
@@ -26,6 +28,7 @@ class Run:
     """Iterate over it for records; afterwards `result` holds the closing figures.
 
     `out` is the run's directory (None: nothing is written). `workers`: processes, None for all cores.
+    `track`: names of trackers that are told every record too (see track.py).
     """
 
     def __init__(
@@ -38,10 +41,12 @@ class Run:
         device: str = "cpu",
         checkpoint_every: int = 0,
         resume: bool = False,
+        track: Sequence[str] = (),
     ) -> None:
         self.experiment = experiment
         self.setting: Setting = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
         self.workers = workers
+        self.sinks = trackers(track)
         self.directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         self.start: tuple[int, Payload] | None = None
         self.troubles: list[str] = []  # what `resume` found damaged
@@ -62,7 +67,10 @@ class Run:
     def __iter__(self) -> Iterator[Record]:
         try:
             if not self.result:
-                yield from self._rounds()
+                with tracked(self) as tell:
+                    for record in self._rounds():
+                        tell(self.records[-1])
+                        yield record
         finally:
             if self.directory is not None:
                 self.directory.close()
@@ -116,6 +124,8 @@ class Run:
             "model_digest": digest(model),
             "clients": simulation.per_client(),
         }
+        if self.experiment.evaluation.diagnose:
+            self.result["diagnostics"] = diagnose(simulation.world, server, simulation.store, self.setting.members)
         if self.directory is not None:
             self.directory.save(self.records[-1]["round"], server)
             self.directory.finish(server, model, self.result)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedskew.compare import FIGURES, carry_out, summarise, write
+from fedskew.diagnostics import DIAGNOSED
 from fedskew.evaluate import headline, to_target
 from fedskew.experiment import Experiment
 from fedskew.federation.loop import QuorumLost, Record
@@ -131,6 +132,10 @@ def conclude(result: dict[str, Any], screen: Console) -> None:
     rows: list[tuple[str, str]] = []
     if metrics.get("global"):
         rows.append(("global model, balanced test set", percent(metrics["global"]["accuracy"])))
+        for word in metrics.get("groups", {}):
+            rows.append((f"global model, {word} classes", percent(metrics["global"][word])))
+    if metrics.get("ensemble"):
+        rows.append(("ensemble at the server, balanced test set", percent(metrics["ensemble"]["accuracy"])))
     for word, title in (("clients", "own test part"), ("new", "new clients' test part")):
         for kind in ("global", "personal"):
             figures = (metrics.get(word) or {}).get(kind)
@@ -147,6 +152,9 @@ def conclude(result: dict[str, Any], screen: Console) -> None:
         f"\n{spent}; clients {result['client_seconds']:.1f} s, server {result['server_seconds']:.1f} s, "
         f"in all {result['seconds']:.1f} s"
     )
+    if drift := result.get("diagnostics"):
+        spread, apart = ("-" if drift[key] is None else f"{drift[key]:.4g}" for key in DIAGNOSED)
+        screen.print(f"eigenvalue spread {spread}, mean distance of {drift['clients']} clients' heads {apart}")
     if reached := result.get("to_target"):
         how = f"{reached['rounds']} rounds, {size(reached['bytes'])}" if reached["rounds"] else "not reached"
         screen.print(f"to {percent(reached['accuracy'])} %: {how}")
@@ -189,11 +197,12 @@ def show_comparison(
     if as_json:
         emit({"methods": lines, "directory": str(out)})
         return
+    told = [word for word in FIGURES if any(line[word] is not None for line in lines)]
     columns = [
         "method",
         "seeds",
         "rounds",
-        *FIGURES,
+        *told,
         *(["rounds to target"] if target else []),
         "traffic",
         "client s",
@@ -204,7 +213,7 @@ def show_comparison(
             line["method"],
             line["seeds"],
             line["rounds"],
-            *(spread(line[word], line[f"{word}_std"]) for word in FIGURES),
+            *(spread(line[word], line[f"{word}_std"]) for word in told),
             *([line["rounds_to_target"] or "-"] if target else []),
             "-" if line["bytes"] is None else size(line["bytes"]),
             "-" if line["client_seconds"] is None else f"{line['client_seconds']:.1f}",
@@ -219,6 +228,8 @@ def show_comparison(
     screen.print(
         "clients' own test parts (clients), of the clients' own models there (personal), their worst tenth, new clients"
     )
+    if "tail" in told:
+        screen.print("head, middle, tail: of the global model, over thirds of the classes by training samples")
     for row in rows:
         if row["failed"]:
             screen.print(f"{row['method']} seed {row['seed']} failed: {row['failed']}")

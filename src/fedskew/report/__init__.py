@@ -1,0 +1,34 @@
+"""Runs as one HTML page that needs no network: settings, split, curves, tables, maps, costs, drift, how to repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedskew.checkpoint import write_atomically
+from fedskew.report.page import Page
+from fedskew.report.runs import find, grouped
+from fedskew.report.sections import section
+from fedskew.settings import Mistake
+from fedskew.track import library
+
+
+def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: Path | None) -> int:
+    """One page about every run in these folders; how many there are."""
+    library("plotly.offline", "report")  # a package that is missing is said before the work
+    runs = find(folders)
+    groups = grouped(runs)
+    page = Page()
+    title = f"fedskew: {groups[0].title}" if len(groups) == 1 else f"fedskew: {len(groups)} settings"
+    seeds = sorted({run.experiment.seed for run in runs})
+    told = f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}; written {time.strftime('%Y-%m-%d')}"
+    page.add(f'<header><h1>fedskew report</h1><p class="soft">{told}</p></header>')
+    for group in groups:
+        section(page, group, drift=drift, data_dir=data_dir)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, page.html(title).encode())
+    except OSError as error:
+        raise Mistake(f"{out} cannot be written: {error.strerror}.") from None
+    return len(runs)

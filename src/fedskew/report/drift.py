@@ -1,0 +1,47 @@
+"""What a finished run's saved models say about drift: heads apart, features collapsed, features in the plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from fedskew.diagnostics import DIAGNOSE, drifted, feature_collapse, global_net, head_distances, whole_test
+from fedskew.experiment import assemble
+from fedskew.report.runs import Kept
+from fedskew.site import one_thread
+
+POINTS = 400  # test samples in the plane
+LEAST = 10  # below that a map of neighbours says nothing
+
+
+@dataclass(frozen=True)
+class Drift:
+    heads: Tensor  # [clients, clients], distances of the heads after one more local round
+    spread: float | None  # of the eigenvalues; None: no global model, or no test set
+    points: npt.NDArray[np.float64] | None  # [samples, 2], t-SNE of the global model's features
+    labels: npt.NDArray[np.int64]
+
+
+def drift_of(run: Kept, data_dir: Path | None) -> Drift:
+    setting = assemble(run.experiment, data_dir=data_dir)
+    world, server = setting.world, run.server()
+    with one_thread():
+        heads = head_distances(drifted(world, server, run.store(), setting.members))
+        data = whole_test(world)
+        if not world.method.has_global or len(data) < LEAST:
+            return Drift(heads, None, None, np.empty(0, np.int64))
+        site = world.site(-1, world.rounds, "diagnose", DIAGNOSE)
+        net = global_net(world, server)
+        spread = feature_collapse(net, data, site.rng)
+        some = data.part(torch.randperm(len(data), generator=site.rng)[:POINTS])
+        features = site.infer(net.body, some).flatten(1).numpy()
+    with threadpool_limits(1):  # the same picture on any machine, and no threads that wait for each other
+        plane = TSNE(perplexity=min(30.0, len(features) / 4), init="pca", random_state=0).fit_transform(features)
+    return Drift(heads, spread, plane.astype(np.float64), some.labels.numpy())
