@@ -14,14 +14,18 @@ from fedskew.compare import FIGURES, figure
 
 
 def main() -> None:
-    writer = csv.writer(sys.stdout)
-    writer.writerow(["run", "round", *FIGURES])
+    rows: list[dict[str, str]] = []
     for path in map(Path, sys.argv[1:]):
         for line in (path / "records.jsonl").read_text().splitlines():
             record = json.loads(line)
             if record["metrics"] is not None:
-                values = [figure(record, place) for place in FIGURES.values()]
-                writer.writerow([path.name, record["round"] + 1, *("" if v is None else f"{v:.4f}" for v in values)])
+                values = {word: figure(record, place) for word, place in FIGURES.items()}
+                told = {word: f"{value:.4f}" for word, value in values.items() if value is not None}
+                rows.append({"run": path.name, "round": str(record["round"] + 1), **told})
+    words = [word for word in ("run", "round", *FIGURES) if any(word in row for row in rows)]
+    writer = csv.DictWriter(sys.stdout, words)
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 if __name__ == "__main__":
