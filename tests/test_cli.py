@@ -248,9 +248,9 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) ->
     before = leftovers()
     command = [sys.executable, "-m", "fedskew.cli", "run"]
     options = ["--rounds", "400", "--out", "run", "--workers", "2", "--split", "iid:clients=20"]
-    process = subprocess.Popen(
-        [*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    usual = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731  a shell's background ignores it
+    process = subprocess.Popen([*command, *options], cwd=tmp_path, text=True, preexec_fn=usual, **pipes)
     records, deadline = tmp_path / "run" / "records.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and (not records.exists() or records.read_bytes().count(b"\n") < 2):
         time.sleep(0.05)
