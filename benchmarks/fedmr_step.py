@@ -9,8 +9,6 @@ import time
 
 import torch
 
-from fedskew.method import Method
-from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import FedMR
 from fedskew.models import build
 from fedskew.prototypes import GROUP, prototypes_of
@@ -32,10 +30,10 @@ def site_with(projection: bool, held: int) -> Site:
     return site
 
 
-def seconds(site: Site, method: Method, broadcast: Payload) -> float:
+def seconds(site: Site, method: FedMR, broadcast: Payload) -> float:
     """Of processor time for one step; the prototypes' pass over the data is not included."""
     site.load(broadcast)
-    loss = method.objective(site, broadcast, {})
+    loss = method.reshaped(site, broadcast)
     start = time.process_time()
     steps = fit(site, loss, steps=STEPS).steps
     return (time.process_time() - start) / steps
@@ -43,7 +41,7 @@ def seconds(site: Site, method: Method, broadcast: Payload) -> float:
 
 def main() -> None:
     methods = {
-        "fedavg": FedAvg(),
+        "fedavg": FedMR(mu1=0, mu2=0),
         "both": FedMR(),
         "intra": FedMR(mu2=0),
         "inter": FedMR(mu1=0),
