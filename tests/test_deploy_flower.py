@@ -18,10 +18,11 @@ import pytest
 
 from fedskew.deploy import certs, child, commands, node
 from fedskew.deploy.child import Child
-from fedskew.deploy.flower import carrier, link
+from fedskew.deploy.flower import carrier, gate, link
 from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
+from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.node import Node, open_door
-from fedskew.deploy.server import Hosting, Served, taken_up
+from fedskew.deploy.server import Served, taken_up
 from fedskew.deploy.states import States
 from fedskew.experiment import Experiment
 from fedskew.settings import Mistake
@@ -104,9 +105,14 @@ class Told:
 def a_link(*, secure: bool = True, limit: int = 100) -> tuple[link.Link, Told]:
     made, pipe = object.__new__(link.Link), Told()
     made.pipe, made.limit, made.secure, made.state = pipe, limit, secure, Known()  # type: ignore[assignment]
-    made.lock, made.taken, made.out, made.noted = threading.RLock(), {}, {}, set()
-    made._signed = lambda key, headers: b"forged" not in headers  # type: ignore[method-assign]
+    made.lock, made.taken, made.out = threading.RLock(), {}, {}
     return made, pipe
+
+
+@pytest.fixture
+def border(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures are Flower's to check, which need not be installed here."""
+    monkeypatch.setattr(gate, "signed", lambda key, headers: b"forged" not in headers)
 
 
 def request(key: bytes = b"known", size: int = 10, late: float = 0.0, **changes: bytes) -> dict[bytes, bytes]:
@@ -146,34 +152,36 @@ def test_a_request_is_let_in_only_from_a_known_key_with_a_right_clock(
     path: str, headers: Callable[[], dict[bytes, bytes]], status: int | None, words: str
 ) -> None:
     made, pipe = a_link()
-    sent = headers()
-    refused = made.refusal(path, sent, "10.0.0.9")
+    guard, sent = gate.Gate(None, made), headers()
+    refused = guard.refusal(path, sent, "10.0.0.9")
     assert (refused[0] if refused else None) == status
     assert words in (refused[1] if refused else "")
     assert all("refused 10.0.0.9" in note["text"] for note in pipe.heard)
     assert len(pipe.heard) == (status == 403)
     if "key" in words:
-        made.refusal(path, sent, "10.0.0.9")
+        guard.refusal(path, sent, "10.0.0.9")
         assert len(pipe.heard) == 1  # said once
 
 
 def test_without_keys_a_stranger_may_register_but_do_nothing_else() -> None:
-    made, _ = a_link(secure=False)
-    assert made.refusal("/v1/fleet/register-node", request(b"stranger"), "p") is None
-    assert made.refusal(JOIN, request(b"stranger"), "p") is None
-    assert made.refusal(PULL, request(b"stranger"), "p") is not None
+    guard = gate.Gate(None, a_link(secure=False)[0])
+    assert guard.refusal("/v1/fleet/register-node", request(b"stranger"), "p") is None
+    assert guard.refusal(JOIN, request(b"stranger"), "p") is None
+    assert guard.refusal(PULL, request(b"stranger"), "p") is not None
 
 
+@pytest.mark.usefixtures("border")
 def test_a_site_that_pushes_more_than_the_limit_is_left_out_at_once() -> None:
     """100 bytes are allowed, and what one request may have on top: then its message is given up."""
     made, pipe = a_link()
     dropped: list[str] = []
     made._clear = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
     made.out = {"mine": link.Sent(1, 7), "another's": link.Sent(1, 8)}
-    assert made.refusal(PUSH, request(size=link.REQUEST), "p") is None
+    guard = gate.Gate(None, made)
+    assert guard.refusal(PUSH, request(size=gate.REQUEST), "p") is None
     for _ in range(3):  # what the site did not sign does not count against it
-        assert made.refusal(PUSH, request(size=link.REQUEST, forged=b""), "p") == (401, "not signed")
-    refused = made.refusal(PUSH, request(size=101), "p")
+        assert guard.refusal(PUSH, request(size=gate.REQUEST, forged=b""), "p") == (401, "not signed")
+    refused = guard.refusal(PUSH, request(size=101), "p")
     assert refused is not None
     assert refused[0] == 413
     assert dropped == ["mine"]

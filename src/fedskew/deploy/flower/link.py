@@ -1,30 +1,23 @@
 """The server's side: Flower's SuperLink in this process, and the messages of our run.
 
-Of Flower's three APIs on the SuperLink's port only the Fleet API is open to the network. The Control API
-(start runs, register nodes) has no authentication in the open build, and the Runtime API is for
-ServerApps in processes of their own; we need neither, because we hold the SuperLink's state ourselves.
+Messages are put into the SuperLink's state and replies taken from it directly; gate.py says who gets in.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import socket
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from .frames import Header, Pipe, as_records, from_records
+from .gate import REQUEST, Gate
 
 LINGER = 0.5  # seconds before the end, so that sites get the answers to their last requests
 TICK = 0.05  # seconds between looks at what has arrived
 GRACE = 30.0  # seconds a site may be gone in a round before it is left out of it
-REQUEST = 8 << 20  # bytes of one request: Flower's chunks are of 5 MB
-NOTES = 1000  # refusals that are told; a scan of the port need not fill the log
-BEHIND, AHEAD = 300, 5  # seconds by which a site's clock may differ (Flower's own bounds)
 
 
 @dataclass
@@ -44,7 +37,6 @@ class Link:
         self.out: dict[str, Sent] = {}  # message -> what is known of it
         self.taken: dict[bytes, int] = {}  # public key -> bytes pushed since the last message to it
         self.online: set[int] = set()
-        self.noted: set[str] = set()
         self.app = self._make_app()
         self.state = self.app.state.linkstate_factory.state()
         self.run = self._start_run()
@@ -191,72 +183,16 @@ class Link:
         if sent.reply is not None:
             self.state.object_store.delete(sent.reply.metadata.message_id)
 
-    # the border
-
-    def refusal(self, path: str, headers: dict[bytes, bytes], peer: str) -> tuple[int, str] | None:
-        """(status, why) for a request that is not let in."""
-        if not path.startswith("/v1/fleet/"):
-            return 404, "only the Fleet API is open here"
-        if not headers.get(b"content-length", b"").isdigit() or int(headers[b"content-length"]) > REQUEST:
-            return 413, f"a request may have {REQUEST} bytes"
-        try:
-            key = base64.b64decode(headers[b"flwr-public-key"], validate=True)
-            age = (datetime.now(UTC) - datetime.fromisoformat(headers[b"flwr-timestamp"].decode())).total_seconds()
-        except (KeyError, ValueError, TypeError):
-            return 401, "not signed"
-        if not -AHEAD < age < BEHIND:
-            self._note(f"refused {peer}: its clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}")
-            return 403, f"clock: it is {abs(age):.0f} s {'behind' if age > 0 else 'ahead of'} the server's"
-        node = self.state.get_node_id_by_public_key(key)
-        if node is None and (self.secure or not path.endswith(("/register-node", "/activate-node"))):
-            mark = hashlib.sha256(key).hexdigest()[:16]
-            self._note(f"refused {peer}: its key ({mark}...) is not one of the registered sites'")
-            return 403, f"key: the server does not know this key ({mark}...)"
-        if path.endswith(("/push-object", "/push-messages")):
-            if not self._signed(key, headers):  # else anybody could use up a site's allowance
-                return 401, "not signed"
-            with self.lock:
-                self.taken[key] = self.taken.get(key, 0) + int(headers[b"content-length"])
-                if self.taken[key] > self.limit + REQUEST:
-                    for message, sent in [(m, s) for m, s in self.out.items() if s.node == node]:
-                        self._dropped(message, sent, f"sent more than the limit of {self.limit} bytes")
-                        del self.out[message]
-                    return 413, f"size: a reply may have {self.limit} bytes"
-        return None
-
-    def _signed(self, key: bytes, headers: dict[bytes, bytes]) -> bool:
-        from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-
-        try:
-            signature = base64.b64decode(headers[b"flwr-signature"], validate=True)
-        except (KeyError, ValueError):
+    def pushed(self, key: bytes, node: int, size: int) -> bool:
+        """Count what a node sends in; False once it is more than a reply may have, and its messages are dropped."""
+        with self.lock:
+            self.taken[key] = self.taken.get(key, 0) + size
+            if self.taken[key] <= self.limit + REQUEST:
+                return True
+            for message, sent in [(m, s) for m, s in self.out.items() if s.node == node]:
+                self._dropped(message, sent, f"sent more than the limit of {self.limit} bytes")
+                del self.out[message]
             return False
-        return bool(verify_signature(bytes_to_public_key(key), headers[b"flwr-timestamp"], signature))
-
-    def _note(self, text: str) -> None:
-        if text not in self.noted and len(self.noted) < NOTES:
-            self.noted.add(text)
-            self.pipe.tell({"event": "note", "text": text})
-
-
-class Gate:
-    """Stands before everything Flower serves."""
-
-    def __init__(self, app: Any, link: Link) -> None:
-        self.app, self.link = app, link
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.responses import JSONResponse
-
-        if scope["type"] == "http":
-            peer = (scope.get("client") or ["?"])[0]
-            refused = self.link.refusal(scope["path"], dict(scope["headers"]), peer)
-            if refused is not None:
-                await JSONResponse({"refused": refused[1]}, refused[0])(scope, receive, send)
-                return
-        elif scope["type"] != "lifespan":
-            return
-        await self.app(scope, receive, send)
 
 
 def listen(host: str, port: int) -> socket.socket:
