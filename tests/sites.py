@@ -13,9 +13,10 @@ import numpy as np
 
 from fedskew.data.sources import load
 from fedskew.deploy.flower.frames import Header
+from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import as_header
 from fedskew.deploy.node import Node
-from fedskew.deploy.server import Hosting, Served
+from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
 from fedskew.experiment import Experiment
 

@@ -6,23 +6,39 @@ import importlib
 import logging
 import signal
 import sys
-import time
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedskew.deploy.commands import attach
+from fedskew.options import (
+    Cohort,
+    Config,
+    Data,
+    DataDir,
+    Device,
+    Json,
+    MethodName,
+    Model,
+    Quorum,
+    Resume,
+    Rounds,
+    RunOut,
+    Seed,
+    Set,
+    Split,
+    Target,
+    Track,
+    Workers,
+    default_out,
+    read_experiment,
+    run_options,
+    seed_list,
+)
 from fedskew.settings import Mistake
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets; else FEDSKEW_DATA, else the user's cache.")]
-Data = Annotated[str | None, typer.Option(help="A data set's name, or a path to your own (see `fedskew data`).")]
-Track = Annotated[list[str] | None, typer.Option(help="Tell tensorboard, mlflow or wandb too; may be given again.")]
-Split = Annotated[str | None, typer.Option(help="How data are dealt, e.g. dirichlet:alpha=0.1,clients=10.")]
 
 
 @app.callback()
@@ -32,26 +48,26 @@ def entry() -> None:
 
 @app.command("run")
 def run_command(
-    method: Annotated[str | None, typer.Option(help="A method's name (see `fedskew methods`).")] = None,
+    method: MethodName = None,
     data: Data = None,
     split: Split = None,
-    model: Annotated[str | None, typer.Option(help="A model's name (see `fedskew models`).")] = None,
-    rounds: Annotated[str | None, typer.Option(help="Rounds to run.")] = None,
-    clients_per_round: Annotated[str | None, typer.Option(help="A count, a share below 1, or all.")] = None,
-    seed: Annotated[str | None, typer.Option(help="Decides everything that is drawn.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of this run; default runs/<name and time>.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.lr=0.05.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    clients_per_round: Cohort = None,
+    seed: Seed = None,
+    out: RunOut = None,
+    set_: Set = None,
+    config: Config = None,
+    device: Device = "auto",
+    workers: Workers = None,
     dropout: Annotated[str | None, typer.Option(help="Chance that a selected client is absent.")] = None,
     fault: Annotated[
         str | None, typer.Option(help="Faults on purpose, e.g. nan:rate=0.1+die:client=3,round=2.")
     ] = None,
-    quorum: Annotated[str | None, typer.Option(help="Updates a round needs: a count, or a share below 1.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Take up the run in this directory.")] = None,
+    quorum: Quorum = None,
+    resume: Resume = None,
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Rounds; 0 spaces them so they stay cheap.")] = 0,
-    target: Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")] = None,
+    target: Target = None,
     diagnose: Annotated[bool, typer.Option("--diagnose", help="Say how far features collapse, heads drift.")] = False,
     track: Track = None,
     data_dir: DataDir = None,
@@ -65,13 +81,7 @@ def run_command(
     from fedskew.runner import Run
     from fedskew.runner import resume as resume_run
 
-    options: dict[str, Any] = {
-        "workers": _workers(workers),
-        "data_dir": data_dir,
-        "device": pick_device(device),
-        "checkpoint_every": checkpoint_every,
-        "track": _tracked(track),
-    }
+    options = run_options(workers, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     given = {
         "method.name": method,
         "data": data,
@@ -96,87 +106,21 @@ def run_command(
     show.follow(run, as_json=as_json, target=target)
 
 
-def _workers(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise Mistake(f"--workers {text} will not do: give a number of processes from 1 up.")
-    return int(text)
-
-
-def _tracked(names: list[str] | None) -> tuple[str, ...]:
-    from fedskew.track import trackers
-
-    trackers(names or [])
-    return tuple(names or ())
-
-
-def pick_device(name: str) -> str:
-    import torch
-
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(device for device in ("cuda", "mps", "cpu") if there[device])
-    if not there.get(name, False):
-        usable = ", ".join(device for device, is_there in there.items() if is_there)
-        raise Mistake(f"--device {name} is not to be had here; there is {usable} (or auto).")
-    return name
-
-
-def default_out(method: str, data: str) -> Path:
-    name = Path(data).stem if data else "data"
-    return Path("runs") / f"{method}-{name}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1000:03d}"
-
-
-def read_experiment(config: Path | None, given: dict[str, Any], assignments: list[str]) -> Any:
-    """A file's settings, overridden by options, overridden by --set."""
-    from fedskew.experiment import from_dict, read_toml
-
-    values = read_toml(config) if config is not None else {}
-    if "method.name" in given and values.get("method", {}).get("name") != given["method.name"]:
-        values.pop("method", None)  # another method's fields do not apply
-    for key, value in given.items():
-        assign(values, key, value)
-    for text in assignments:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise Mistake(f"--set {text} will not do: write --set name=value, as in --set training.lr=0.05.")
-        assign(values, key.strip(), plain_value(value.strip()))
-    return from_dict(values)
-
-
-def assign(values: dict[str, Any], key: str, value: Any) -> None:
-    *tables, name = key.split(".")
-    for table in tables:
-        values = values.setdefault(table, {})
-        if not isinstance(values, dict):
-            raise Mistake(f"{key} will not do: {table} is a single setting, not a table.")
-    values[name] = value
-
-
-def plain_value(text: str) -> Any:
-    """A TOML value, or the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 @app.command("compare")
 def compare_command(
     methods: Annotated[list[str], typer.Argument(help="Methods, with settings if wanted: fedavg fedprox:mu=0.1 ...")],
     seeds: Annotated[str, typer.Option(help="Seeds, e.g. 0,1,2.")] = "0",
     data: Data = None,
     split: Split = None,
-    model: Annotated[str | None, typer.Option(help="A model's name.")] = None,
-    rounds: Annotated[str | None, typer.Option(help="Rounds to run.")] = None,
-    clients_per_round: Annotated[str | None, typer.Option(help="A count, a share below 1, or all.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.lr=0.05.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    clients_per_round: Cohort = None,
+    set_: Set = None,
+    config: Config = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path("runs/compare"),
-    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    target: Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")] = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    target: Target = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -186,9 +130,8 @@ def compare_command(
 
     given = {"data": data, "split": split, "model": model, "rounds": rounds, "clients_per_round": clients_per_round}
     experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
-    options: dict[str, Any] = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
-    options["track"] = _tracked(track)
-    show.show_comparison(experiment, methods, _seeds(seeds), out, target, as_json, options)
+    options = run_options(workers, device, data_dir, track)
+    show.show_comparison(experiment, methods, seed_list(seeds), out, target, as_json, options)
 
 
 @app.command("table")
@@ -200,8 +143,8 @@ def table_command(
     seeds: Annotated[str | None, typer.Option(help="Seeds, e.g. 0,1,2; default: the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/tables/<name>.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of finished tables.")] = Path("results"),
-    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -209,26 +152,14 @@ def table_command(
     """Run a published table and print ours beside the paper's, with a verdict. Goes on where it was cut off."""
     from fedskew import results as kept
 
-    options = {
-        "workers": _workers(workers),
-        "data_dir": data_dir,
-        "device": pick_device(device),
-        "track": _tracked(track),
-    }
+    options = run_options(workers, device, data_dir, track)
     if name == "list":
         kept.list_tables(as_json)
     elif name == "docs":
         kept.write_docs(results, Path("docs/results.md"))
     else:
-        chosen = _seeds(seeds) if seeds else []
+        chosen = seed_list(seeds) if seeds else []
         kept.show_table(name, scale, row or [], column or [], chosen, out, results, as_json, options)
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise Mistake(f"--seeds {text} will not do: give whole numbers, as in 0,1,2.") from None
 
 
 @app.command("tune")
@@ -238,15 +169,15 @@ def tune_command(
     seeds: Annotated[str, typer.Option(help="Seeds; a trial's accuracy is their mean.")] = "0",
     data: Data = None,
     split: Split = None,
-    model: Annotated[str | None, typer.Option(help="A model's name.")] = None,
-    rounds: Annotated[str | None, typer.Option(help="Rounds of a trial.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.epochs=2.")] = None,
-    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
+    model: Model = None,
+    rounds: Rounds = None,
+    set_: Set = None,
+    config: Config = None,
     range_: Annotated[list[str] | None, typer.Option("--range", help="Where to search: fedprox.mu=0.001:1.")] = None,
     goal: Annotated[str | None, typer.Option(help="global or personal; default: global where there is one.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the study and the chosen experiments.")] = Path("runs/tune"),
-    workers: Annotated[str | None, typer.Option(help="Processes; default: all cores.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    workers: Workers = None,
+    device: Device = "auto",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -256,8 +187,8 @@ def tune_command(
     given = {"data": data, "split": split, "model": model, "rounds": rounds}
     experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
     ranges = dict(tune.read_range(text) for text in range_ or [])
-    plan = tune.Search(experiment, tuple(methods), budget, tuple(_seeds(seeds)), out, tune.goal(goal), ranges)
-    options = {"workers": _workers(workers), "data_dir": data_dir, "device": pick_device(device)}
+    plan = tune.Search(experiment, tuple(methods), budget, tuple(seed_list(seeds)), out, tune.goal(goal), ranges)
+    options = run_options(workers, device, data_dir)
     tune.show_search(plan, as_json, options)
 
 

@@ -248,18 +248,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     quorum = part_of(experiment.trouble.quorum, size, "quorum")
     if experiment.method.pooled:
         parts, members, size, quorum = in_one_place(dealt, parts, members), (0,), 1, 1
-    world = make_world(
-        pool,
-        dealt,
-        parts,
-        method=experiment.method,
-        training=experiment.training,
-        make_net=net_maker(experiment, data),
-        seed=experiment.seed,
-        rounds=len(experiment.method.stages(experiment.rounds)),
-        fast=experiment.step == "fast",
-        device=device,
-    )
+    world = world_of(experiment, pool, dealt, parts, device)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
     wanted = experiment.evaluation.clients or population
@@ -274,6 +263,22 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         cohort=partial(draw_cohort, members, size, experiment.seed),
         cohort_size=size,
         quorum=quorum,
+    )
+
+
+def world_of(experiment: Experiment, data: DataSet, dealt: Deal, parts: Sequence[Parts], device: str) -> World:
+    """The experiment's method, net and training over these data, dealt so."""
+    return make_world(
+        data,
+        dealt,
+        parts,
+        method=experiment.method,
+        training=experiment.training,
+        make_net=net_maker(experiment, data),
+        seed=experiment.seed,
+        rounds=len(experiment.method.stages(experiment.rounds)),
+        fast=experiment.step == "fast",
+        device=device,
     )
 
 

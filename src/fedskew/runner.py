@@ -117,18 +117,21 @@ class Run:
         return (round + 1) % self.experiment.evaluation.every == 0 or round == self.rounds - 1
 
     def _finish(self, server: Payload, simulation: Simulation) -> None:
-        initial = simulation.world.initial
-        model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
-        self.result = closing(self.experiment, self.records) | {
-            "digest": digest(server),
-            "model_digest": digest(model),
-            "clients": simulation.per_client(),
-        }
+        model, self.result = ended(self.experiment, self.records, server, simulation.world.initial)
+        self.result["clients"] = simulation.per_client()
         if self.experiment.evaluation.diagnose:
             self.result["diagnostics"] = diagnose(simulation.world, server, simulation.store, self.setting.members)
         if self.directory is not None:
             self.directory.save(self.records[-1]["round"], server)
             self.directory.finish(server, model, self.result)
+
+
+def ended(
+    experiment: Experiment, records: list[dict[str, Any]], server: Payload, initial: Payload
+) -> tuple[Payload, dict[str, Any]]:
+    """The whole global model of a finished run, and its closing figures with both fingerprints."""
+    model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
+    return model, closing(experiment, records) | {"digest": digest(server), "model_digest": digest(model)}
 
 
 def closing(experiment: Experiment, records: list[dict[str, Any]]) -> dict[str, Any]:

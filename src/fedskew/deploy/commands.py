@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedskew.options import (
+    Cohort,
+    Config,
+    DataDir,
+    MethodName,
+    Quorum,
+    Resume,
+    Rounds,
+    RunOut,
+    Seed,
+    Set,
+    default_out,
+    pick_device,
+    read_experiment,
+)
 from fedskew.settings import Mistake
 
 if TYPE_CHECKING:
@@ -15,7 +30,6 @@ if TYPE_CHECKING:
 
 Certs = Annotated[Path | None, typer.Option(help="Folder of keys made by `fedskew certs`.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets; else FEDSKEW_DATA, else the user's cache.")]
 
 
 def attach(app: typer.Typer) -> None:
@@ -25,15 +39,15 @@ def attach(app: typer.Typer) -> None:
 
 
 def serve_command(
-    config: Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")] = None,
-    method: Annotated[str | None, typer.Option(help="A method's name (see `fedskew methods`).")] = None,
+    config: Config = None,
+    method: MethodName = None,
     data: Annotated[str | None, typer.Option(help="'sites': each brings its own; or a set to deal to them.")] = None,
     split: Annotated[str | None, typer.Option(help="How a named set is dealt: as many clients as sites.")] = None,
-    rounds: Annotated[str | None, typer.Option(help="Rounds to run.")] = None,
-    clients_per_round: Annotated[str | None, typer.Option(help="A count, a share below 1, or all.")] = None,
-    quorum: Annotated[str | None, typer.Option(help="Updates a round needs: a count, or a share below 1.")] = None,
-    seed: Annotated[str | None, typer.Option(help="Decides everything that is drawn.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.lr=0.05.")] = None,
+    rounds: Rounds = None,
+    clients_per_round: Cohort = None,
+    quorum: Quorum = None,
+    seed: Seed = None,
+    set_: Set = None,
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8470,
     certs: Certs = None,
@@ -44,14 +58,14 @@ def serve_command(
     limit: Annotated[int, typer.Option(min=1, help="Megabytes a site's reply may have.")] = 2000,
     choose: Annotated[str, typer.Option(help="Whom a cohort is drawn from: all sites, or those online.")] = "all",
     server_data: Annotated[str, typer.Option(help="The server's own test set and public data, a path.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Directory of this run; default runs/<name and time>.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Take up the run in this directory.")] = None,
+    out: RunOut = None,
+    resume: Resume = None,
     data_dir: DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout; all else on stderr.")] = False,
 ) -> None:
     """Serve a run to sites on a network. They take part with `fedskew join`."""
-    from fedskew import cli
-    from fedskew.deploy.server import Hosting, Served, taken_up
+    from fedskew.deploy.hosting import Hosting
+    from fedskew.deploy.server import Served, taken_up
 
     given = {
         "method.name": method,
@@ -72,8 +86,8 @@ def serve_command(
             raise Mistake(f"--resume takes up {resume} as it was; it goes with no other setting.")
         experiment, place = taken_up(resume), resume
     else:
-        experiment = cli.read_experiment(config, values, set_ or [])
-        place = out or cli.default_out(experiment.method_name, str(experiment.data))
+        experiment = read_experiment(config, values, set_ or [])
+        place = out or default_out(experiment.method_name, str(experiment.data))
     say = _teller(as_json)
     served = Served(experiment, hosting, place, say, resume=resume is not None)
     _watch(served, hosting.insecure, say)
@@ -134,7 +148,6 @@ def join_command(
     data_dir: DataDir = None,
 ) -> None:
     """Take part in a run as one site. Data stay here; updates go to the server."""
-    from fedskew import cli
     from fedskew.deploy import node
     from fedskew.deploy.states import States
 
@@ -148,7 +161,7 @@ def join_command(
     say = _teller(as_json=True)
     lock = node.lock_states(folder)
     try:
-        own = node.Node(data, States(folder), name=name, data_dir=data_dir, device=cli.pick_device(device))
+        own = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
         node.join(own, door, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
     finally:
         lock.release()

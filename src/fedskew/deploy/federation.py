@@ -39,6 +39,8 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.population = self.world.population
+        counts = self.world.y[self.world.train.values].bincount(minlength=self.world.classes)
+        self.groups = thirds(counts.tolist())  # none where sites bring their data: the server has no counts
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         judged = set(self.judged) if self.pending >= 0 else set()
@@ -103,10 +105,9 @@ class Deployment:
                 self._keep(heard.client, heard.answer)
 
     def _figures(self, test: Score | None) -> dict[str, Any]:
-        counts = self.world.y[self.world.train.values].bincount(minlength=self.world.classes).tolist()
         scores = sorted(self.scores, key=lambda score: score.client)
         sampled = len(self.judged) < self.population
-        return summary(test, scores, self.newcomers, sampled, thirds(counts))
+        return summary(test, scores, self.newcomers, sampled, self.groups)
 
     def per_client(self) -> dict[str, dict[str, Any]]:
         return per_client(sorted(self.scores, key=lambda score: score.client))

@@ -12,8 +12,8 @@ import numpy as np
 from fedskew.data.dataset import Array, DataSet
 from fedskew.data.splits import Deal, Parts
 from fedskew.deploy.messages import Facts, Task
-from fedskew.experiment import Experiment, net_maker
-from fedskew.federation.world import World, make_world
+from fedskew.experiment import Experiment, world_of
+from fedskew.federation.world import World
 from fedskew.settings import Mistake
 
 NOBODY = np.empty(0, np.int64)
@@ -119,15 +119,4 @@ def server_world(experiment: Experiment, task: Task, data: DataSet | None, sites
 
 
 def _world(experiment: Experiment, data: DataSet, parts: Sequence[Parts], public: Any, device: str) -> World:
-    return make_world(
-        data,
-        Deal(tuple(part.train for part in parts), public),
-        parts,
-        method=experiment.method,
-        training=experiment.training,
-        make_net=net_maker(experiment, data),
-        seed=experiment.seed,
-        rounds=len(experiment.method.stages(experiment.rounds)),
-        fast=experiment.step == "fast",
-        device=device,
-    )
+    return world_of(experiment, data, Deal(tuple(part.train for part in parts), public), parts, device)

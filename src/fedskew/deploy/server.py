@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from fedskew.deploy import own
 from fedskew.deploy.child import Child
 from fedskew.deploy.federation import Deployment
 from fedskew.deploy.flower.frames import Header
+from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import Answer, Ask, Task
 from fedskew.deploy.node import versions
 from fedskew.deploy.sites import Link, Sites
@@ -25,59 +25,12 @@ from fedskew.experiment import Experiment, Setting, assemble, from_dict, part_of
 from fedskew.federation.loop import QuorumLost, Record, draw_cohort, run
 from fedskew.federation.wire import digest
 from fedskew.federation.world import World
-from fedskew.method import MODEL
-from fedskew.runner import closing
+from fedskew.runner import ended
 from fedskew.settings import Mistake
-from fedskew.tensors import Payload, Tensors
+from fedskew.tensors import Payload
 
 START = 120.0  # seconds for Flower to start
 BROUGHT = "sites"  # the name of data that the sites bring
-
-
-@dataclass(frozen=True)
-class Hosting:
-    """How the server is reached, and how long it waits for whom."""
-
-    host: str = "127.0.0.1"
-    port: int = 8470
-    certs: Path | None = None
-    insecure: bool = False
-    sites: int = 0  # how many there are; with keys, as many as there are keys
-    timeout: float = 600.0  # seconds for a round
-    patience: float = 600.0  # seconds to wait for the sites at the start
-    limit: int = 2 << 30  # bytes of a reply
-    choose: Literal["all", "online"] = "all"  # whom a cohort is drawn from
-    server_data: str = ""  # the server's own data (test set, public data), where sites bring theirs
-    data_dir: Path | None = None
-
-    def keys(self) -> dict[str, str]:
-        """The sites' public keys by name."""
-        if self.insecure:
-            if self.certs is not None:
-                raise Mistake("--insecure and --certs exclude each other: give one.")
-            return {}
-        if self.certs is None:
-            raise Mistake("give the server's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
-        found = {path.stem: path.read_text() for path in sorted((self.certs / "sites").glob("*.pub"))}
-        for name in ("server.crt", "server.key", "ca.crt"):
-            if not (self.certs / name).exists():
-                raise Mistake(f"{self.certs} has no {name}; --certs needs the server's folder (see `fedskew certs`).")
-        if not found:
-            raise Mistake(f"{self.certs / 'sites'} holds no site's public key (NAME.pub).")
-        return found
-
-    def config(self) -> Header:
-        """What Flower's link is started with."""
-        certs = self.certs or Path()
-        return {
-            "host": self.host,
-            "port": self.port,
-            "limit": self.limit,
-            "secure": not self.insecure,
-            "sites": self.keys(),
-            "certificate": str(certs / "server.crt"),
-            "key": str(certs / "server.key"),
-        }
 
 
 class Facts(msgspec.Struct):
@@ -265,14 +218,8 @@ class Served:
             self._finish(last[1], deployment)
 
     def _finish(self, server: Payload, deployment: Deployment) -> None:
-        initial = deployment.world.initial
-        model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
-        self.result = closing(self.experiment, self.records) | {
-            "digest": digest(server),
-            "model_digest": digest(model),
-            "clients": deployment.per_client(),
-            "sites": self.facts.sites,
-        }
+        model, result = ended(self.experiment, self.records, server, deployment.world.initial)
+        self.result = result | {"clients": deployment.per_client(), "sites": self.facts.sites}
         self.directory.finish(server, model, self.result)
 
     def _farewell(self) -> None:
