@@ -1,7 +1,8 @@
 """Fair tuning: every method gets the same number of trials, judged on validation data; no test sample is looked at.
 
 A trial is a whole run with its own learning rate and its method's weights, drawn by Optuna (TPE) from ranges
-that grow by factors. The first trial is the method as it stands. What was tried is kept in <out>/study.db, so a
+that grow by factors. The first trial is the method as it stands (a weight that is chosen by another setting starts in
+the middle of its range). What was tried is kept in <out>/study.db, so a
 search that was cut off goes on; the best of each method becomes an experiment file.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +47,7 @@ SPACES: dict[str, dict[str, Range]] = {
     "fedfocal": {"gamma": (0.5, 5.0)},
     "ditto": {"lam": (0.01, 2.0)},
     "fedcd": {"lam": (0.01, 1.0), "gamma": (0.01, 1.0)},
-    "fedmr": {"mu1": (1e-5, 0.1), "mu2": (0.001, 0.1)},
+    "fedmr": {"mu1": (0.01, 1.0), "mu2": (0.01, 1.0)},
     "fedpg": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
     "vhl": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
     "fedddc": {"lr": (2e-4, 0.02)},
@@ -182,7 +184,7 @@ def _study(optuna: Any, plan: Search, text: str, spans: Mapping[str, Range]) -> 
 
 def _defaults(method: Method, spans: Mapping[str, Range]) -> dict[str, float]:
     own = {key: getattr(method, key.partition(".")[2]) for key in spans if key.startswith("method.")}
-    return {key: value for key, value in own.items() if isinstance(value, float)}
+    return {key: math.sqrt(spans[key][0] * spans[key][1]) if value is None else value for key, value in own.items()}
 
 
 def _left(optuna: Any, study: Any, budget: int) -> Iterator[int]:
