@@ -13,6 +13,7 @@ import pytest
 
 from fedskew.experiment import Evaluation, Experiment, Holdout, assemble, from_dict, read_toml
 from fedskew.methods import REGISTRY
+from fedskew.methods.fedmr import FedMR
 from fedskew.settings import Mistake
 from fedskew.training import Training
 from fedskew.tune import SPACES, Search, around_defaults, criterion, read_range, search, space
@@ -87,6 +88,14 @@ def test_every_method_gets_the_same_number_of_trials_and_the_first_is_the_method
     assert len({trial["values"]["lr"] for trial in lines[1]["trials"]}) == 3
     best = max(lines[1]["trials"], key=lambda trial: trial["accuracy"])
     assert (lines[1]["accuracy"], lines[1]["values"]) == (best["accuracy"], best["values"])
+
+
+def test_a_weight_without_a_value_of_its_own_starts_in_the_middle_of_its_range(tmp_path: Path) -> None:
+    """FedMR's weights are those of its form, 0.1 and 0.1: the middle, by factors, of 0.01 to 1."""
+    (line,) = search(plan(tmp_path, methods=("fedmr",), budget=1), quiet)
+    first = {name: pytest.approx(0.1) for name in ("lr", "method.mu1", "method.mu2")}
+    assert line["trials"][0]["values"] == first
+    assert FedMR().weights == (0.1, 0.1)
 
 
 def test_the_chosen_values_are_an_experiment_for_the_test_data(tmp_path: Path) -> None:
