@@ -22,3 +22,9 @@ def test_a_single_client_is_plain_training() -> None:
     """Client 2 alone for two rounds of two steps: w+1 shrinks by .7 a step, so w = .7^4 - 1."""
     records, _ = rounds(toy_q(FedAvg()), 2, cohorts=[[1], [1]])
     assert w_of(records[1]) == pytest.approx(0.7**4 - 1, abs=1e-12)
+
+
+def test_uniform_weighting_counts_clients_not_samples() -> None:
+    """(.19 - .51) / 2 = -.16; from there client 1 comes to 1 - 1.16 * .81 and client 2 to .84 * .49 - 1."""
+    records, _ = rounds(toy_q(FedAvg(weighting="uniform")), 2)
+    assert [w_of(r) for r in records] == pytest.approx([-0.16, (0.0604 - 0.5884) / 2], abs=1e-12)
