@@ -18,6 +18,7 @@ from fedskew.options import (
     Data,
     DataDir,
     Device,
+    Engine,
     Json,
     MethodName,
     Model,
@@ -60,6 +61,7 @@ def run_command(
     config: Config = None,
     device: Device = "auto",
     workers: Workers = None,
+    engine: Engine = "processes",
     dropout: Annotated[str | None, typer.Option(help="Chance that a selected client is absent.")] = None,
     fault: Annotated[
         str | None, typer.Option(help="Faults on purpose, e.g. nan:rate=0.1+die:client=3,round=2.")
@@ -81,7 +83,7 @@ def run_command(
     from fedskew.runner import Run
     from fedskew.runner import resume as resume_run
 
-    options = run_options(workers, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
+    options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     given = {
         "method.name": method,
         "data": data,
@@ -119,6 +121,7 @@ def compare_command(
     config: Config = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs and the table.")] = Path("runs/compare"),
     workers: Workers = None,
+    engine: Engine = "processes",
     device: Device = "auto",
     target: Target = None,
     track: Track = None,
@@ -130,7 +133,7 @@ def compare_command(
 
     given = {"data": data, "split": split, "model": model, "rounds": rounds, "clients_per_round": clients_per_round}
     experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
-    options = run_options(workers, device, data_dir, track)
+    options = run_options(workers, engine, device, data_dir, track)
     show.show_comparison(experiment, methods, seed_list(seeds), out, target, as_json, options)
 
 
@@ -144,6 +147,7 @@ def table_command(
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; default runs/tables/<name>.")] = None,
     results: Annotated[Path, typer.Option(help="Folder of finished tables.")] = Path("results"),
     workers: Workers = None,
+    engine: Engine = "processes",
     device: Device = "auto",
     track: Track = None,
     data_dir: DataDir = None,
@@ -152,7 +156,7 @@ def table_command(
     """Run a published table and print ours beside the paper's, with a verdict. Goes on where it was cut off."""
     from fedskew import results as kept
 
-    options = run_options(workers, device, data_dir, track)
+    options = run_options(workers, engine, device, data_dir, track)
     if name == "list":
         kept.list_tables(as_json)
     elif name == "docs":
@@ -177,6 +181,7 @@ def tune_command(
     goal: Annotated[str | None, typer.Option(help="global or personal; default: global where there is one.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the study and the chosen experiments.")] = Path("runs/tune"),
     workers: Workers = None,
+    engine: Engine = "processes",
     device: Device = "auto",
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -188,7 +193,7 @@ def tune_command(
     experiment = read_experiment(config, {k: v for k, v in given.items() if v is not None}, set_ or [])
     ranges = dict(tune.read_range(text) for text in range_ or [])
     plan = tune.Search(experiment, tuple(methods), budget, tuple(seed_list(seeds)), out, tune.goal(goal), ranges)
-    options = run_options(workers, device, data_dir)
+    options = run_options(workers, engine, device, data_dir)
     tune.show_search(plan, as_json, options)
 
 

@@ -27,6 +27,7 @@ Config = Annotated[Path | None, typer.Option(help="An experiment as TOML; option
 RunOut = Annotated[Path | None, typer.Option(help="Directory of this run; default runs/<name and time>.")]
 Resume = Annotated[Path | None, typer.Option(help="Take up the run in this directory.")]
 Workers = Annotated[str | None, typer.Option(help="Processes; default: all cores.")]
+Engine = Annotated[str, typer.Option(help="processes, or ray: actors, on the cluster that RAY_ADDRESS names.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Target = Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")]
 
@@ -73,14 +74,20 @@ def seed_list(text: str) -> list[int]:
 
 
 def run_options(
-    workers: str | None, device: str, data_dir: Path | None, track: list[str] | None = None
+    workers: str | None, engine: str, device: str, data_dir: Path | None, track: list[str] | None = None
 ) -> dict[str, Any]:
     """Where and how a run is carried out, beside what it is; mistakes are found here."""
+    from fedskew.federation.on_ray import package
     from fedskew.track import trackers
 
     trackers(track or [])
+    if engine not in ("processes", "ray"):
+        raise Mistake(f"--engine {engine} will not do: there are processes and ray.")
+    if engine == "ray":
+        package()
     return {
         "workers": worker_count(workers),
+        "engine": engine,
         "device": pick_device(device),
         "data_dir": data_dir,
         "track": tuple(track or ()),

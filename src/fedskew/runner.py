@@ -11,7 +11,7 @@ from fedskew.checkpoint import RunDirectory
 from fedskew.diagnostics import diagnose
 from fedskew.evaluate import headline
 from fedskew.experiment import Experiment, Setting, assemble, from_dict, read_toml
-from fedskew.federation.local import Simulation
+from fedskew.federation.local import Engine, Simulation
 from fedskew.federation.loop import Record
 from fedskew.federation.loop import run as run_loop
 from fedskew.federation.store import Store
@@ -27,7 +27,8 @@ log = logging.getLogger("fedskew")
 class Run:
     """Iterate over it for records; afterwards `result` holds the closing figures.
 
-    `out` is the run's directory (None: nothing is written). `workers`: processes, None for all cores.
+    `out` is the run's directory (None: nothing is written). `workers`: processes, None for all cores;
+    with `engine="ray"` actors, None for all of the cluster's CPUs.
     `track`: names of trackers that are told every record too (see track.py).
     """
 
@@ -37,6 +38,7 @@ class Run:
         *,
         out: Path | str | None = None,
         workers: int | None = 1,
+        engine: Engine = "processes",
         data_dir: Path | str | None = None,
         device: str = "cpu",
         checkpoint_every: int = 0,
@@ -45,7 +47,7 @@ class Run:
     ) -> None:
         self.experiment = experiment
         self.setting: Setting = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
-        self.workers = workers
+        self.workers, self.engine = workers, engine
         self.sinks = trackers(track)
         self.directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         self.start: tuple[int, Payload] | None = None
@@ -81,6 +83,7 @@ class Run:
         simulation = Simulation(
             setting.world,
             workers=self.workers,
+            engine=self.engine,
             store=directory.store if directory is not None else Store(),
             faults=self.experiment.trouble.faults(),
             newcomers=setting.newcomers,

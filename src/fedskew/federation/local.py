@@ -1,34 +1,44 @@
-"""Clients on this machine: in this process, or in worker processes, with the same bits."""
+"""Clients simulated: in this process, in worker processes, or on Ray, with the same bits."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from fedskew.evaluate import ClientScore, Score, per_client, summary, thirds
 from fedskew.federation.faults import Fault, struck
 from fedskew.federation.jobs import Job, Lost, Result, Trained, perform
 from fedskew.federation.loop import Reply
-from fedskew.federation.store import Store
+from fedskew.federation.on_ray import Actors
+from fedskew.federation.store import Blob, Store
+from fedskew.federation.worker import cores
 from fedskew.federation.workers import Workers
 from fedskew.federation.world import World
 from fedskew.tensors import Payload
 
+Engine = Literal["processes", "ray"]
 PATIENCE = 1.0  # seconds of work done here before worker processes are worth their start
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class Pool(Protocol):
+    """Those who do jobs: worker processes, or actors."""
+
+    world: World
+    workers: list[Any]  # those that were started
+
+    def start(self) -> None: ...
+
+    def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]: ...
+
+    def close(self) -> None: ...
 
 
 class Simulation:
-    """A federation whose clients are simulated here. Use it in a `with`, or `close` it.
+    """A federation whose clients are simulated. Use it in a `with`, or `close` it.
 
     `workers`: processes; 1 works in this one; None takes all cores, but starts them only once the
-    work has shown that it lasts.
+    work has shown that it lasts. With the engine `ray` they are actors, from the start.
     """
 
     def __init__(
@@ -36,6 +46,7 @@ class Simulation:
         world: World,
         *,
         workers: int | None = 1,
+        engine: Engine = "processes",
         store: Store | None = None,
         faults: Sequence[Fault] = (),
         newcomers: Sequence[int] = (),
@@ -49,17 +60,23 @@ class Simulation:
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.spent = 0.0  # seconds of client work done in this process
-        self.pool: Workers | None = None
-        count = cores() if workers is None else workers
-        if count > 1 and world.device == "cpu":
-            self.pool = Workers(world, count, patient=workers is not None)
+        self.pool = self._pool(workers, engine)
+        if self.pool is not None:
             self.world = self.pool.world
-            if workers is not None:
+            if workers is not None or engine == "ray":
                 try:
                     self.pool.start()
                 except BaseException:
                     self.pool.close()
                     raise
+
+    def _pool(self, workers: int | None, engine: Engine) -> Pool | None:
+        if engine == "ray":
+            return Actors(self.world, workers)
+        count = cores() if workers is None else workers
+        if count == 1 or self.world.device != "cpu":
+            return None
+        return Workers(self.world, count, patient=workers is not None)
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         self.store.discard()  # a round that was given up

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -29,6 +30,11 @@ def keep_freed_memory() -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
             libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def frame(header: dict[str, Any]) -> bytes:
