@@ -19,6 +19,7 @@ FEDSKEW = [sys.executable, "-m", "fedskew.cli"]
 def end_tidily() -> None:
     """Being told to end, a script ends its processes too."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it, and children would too
 
 
 class Process:
