@@ -255,6 +255,20 @@ def gone(folder: Path) -> None:
         check(again.end(240) == 0, "and goes on when they are back")
 
 
+def online(folder: Path) -> None:
+    """With --choose online a site that died is asked once more at most, and the cohort stays full."""
+    with Trial(folder) as trial:
+        more = ("--clients-per-round", "2", "--choose", "online", "--timeout", "8")
+        server, port = trial.serve(*arguments(folder, "fedavg", 30, 1, *more))
+        sites = {name: trial.join(name, port, "--data", "digits") for name in trial.sites}
+        server.wait_for("round 3/")
+        sites["west"].kill()
+        check(server.end(240) == 0, "the run ends")
+        records = [json.loads(line) for line in (folder / "run" / "records.jsonl").read_text().splitlines()]
+        check(sum(len(record["lost"]) for record in records) <= 1, "the dead site is asked once at most")
+        check(all(len(record["cohort"]) == 2 for record in records), "every cohort has two sites")
+
+
 class Proxy:
     """A relay on loopback whose cable can be pulled."""
 
@@ -311,7 +325,7 @@ def cut(folder: Path) -> None:
         check(trial.result("run")["digest"] == whole["digest"], "the digest is that of an undisturbed run")
 
 
-FAULTS: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (refusals, killed, spoilt, gone, cut)}
+FAULTS: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (refusals, killed, spoilt, gone, online, cut)}
 
 
 def main() -> None:

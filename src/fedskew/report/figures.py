@@ -97,7 +97,7 @@ def heat(
     cells |= {"hoverongaps": False, "hovertemplate": "%{y}, %{x}: %{z}<extra></extra>", "colorbar": {"thickness": 12}}
     if percent:
         cells |= {"zmin": 0, "zmax": 100} | ({"texttemplate": "%{z:.0f}"} if len(x) <= CELLS else {})
-    axis = {"type": "category", "title": {"text": x_title}}
+    axis = {"type": "category", "title": {"text": x_title, "standoff": 12}, "automargin": True}
     height = 150 + 30 * min(len(y), 25)
     return figure(title, [cells], height, xaxis=axis, yaxis={"type": "category", "autorange": "reversed"})
 
