@@ -40,7 +40,8 @@ from fedskew.tensors import Payload
 from fedskew.training import Natural, NotNegative
 
 # chosen on validation data for `code` and `norm` (results/fedmr-fmnist); `norm` and `paper` pull alike
-# at 16 samples a class (and 84 features for `paper`)
+# at 16 samples a class (and 84 features for `paper`). Linear features without batch norm, such as simple-cnn's
+# projection, want a tenth of it (results/baselines-fmnist)
 MU1 = {"paper": 2e-4, "code": 0.1, "norm": 1.4}
 MU2 = {"paper": 0.01, "norm": 0.1}  # `paper` diverges at 0.1 on a net without batch norm
 Form = Literal["paper", "code", "norm"]
@@ -97,7 +98,7 @@ def apart(g: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedMR(Method):
-    mu1: NotNegative | None = None  # ours, the paper's is in an appendix we do not have; None: MU1 of the form
+    mu1: NotNegative | None = None  # ours, the paper's is in an appendix we do not have; None: MU1; see there for linear z
     mu2: NotNegative | None = None  # ours; None: MU2 of the form
     intra_form: Form = "code"  # the only one with a published weight
     inter_form: Literal["paper", "norm"] = "norm"  # ours: Eq. 4 over the mean distance of prototypes, see above
