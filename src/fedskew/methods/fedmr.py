@@ -98,7 +98,7 @@ def apart(g: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedMR(Method):
-    mu1: NotNegative | None = None  # ours, the paper's is in an appendix we do not have; None: MU1; see there for linear z
+    mu1: NotNegative | None = None  # ours, the paper's is in an appendix we do not have; None: MU1 of the form
     mu2: NotNegative | None = None  # ours; None: MU2 of the form
     intra_form: Form = "code"  # the only one with a published weight
     inter_form: Literal["paper", "norm"] = "norm"  # ours: Eq. 4 over the mean distance of prototypes, see above
