@@ -107,7 +107,7 @@ def test_a_run_can_be_repeated_from_the_settings_it_wrote(fedskew: Any, tmp_path
     assert first.json()["digest"] == second.json()["digest"]
     assert first.json()["settings"] == second.json()["settings"]
     third = fedskew("run", "--json", "--config", "first/settings.toml", "--method", "fedavg", "--workers", "1")
-    assert third.json()["settings"]["method"] == {"name": "fedavg"}
+    assert third.json()["settings"]["method"] == {"name": "fedavg", "weighting": "samples"}
 
 
 def test_options_of_the_cohort_reach_the_run(fedskew: Any, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_mlflow_and_wandb_are_told_settings_rounds_and_the_end(
         assert (first["run_id"], second["run_id"]) == (None, "r1")
     else:
         assert first["id"] == second["id"]
-        assert first["config"]["method"] == {"name": "fedavg"}
+        assert first["config"]["method"] == {"name": "fedavg", "weighting": "samples"}
 
 
 def test_a_run_has_the_same_bits_with_a_tracker(tmp_path: Path) -> None:
