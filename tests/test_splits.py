@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedskew.data import splits
-from fedskew.data.dealers import DEALERS, GroupedEqual
+from fedskew.data.dealers import DEALERS
 from fedskew.data.dealing import among_open, capped_table, granted, slices
+from fedskew.data.drawn import GroupedEqual
 from fedskew.data.splits import Deal, deal, newcomers, portion, tail_counts
 from fedskew.settings import Mistake
 
