@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -83,3 +84,11 @@ def parse(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
             raise Mistake(f"{kind} '{text}' has an empty part; write name:key=value,...+name:key=value,...")
         steps.append((name, options))
     return steps
+
+
+def library(name: str, extra: str) -> Any:
+    """An optional package, or the sentence that says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise Mistake(f"this needs the package {name}: pip install 'fedskew[{extra}]'.") from None

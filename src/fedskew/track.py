@@ -12,11 +12,10 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedskew.settings import Mistake, choose
+from fedskew.settings import choose, library
 
 if TYPE_CHECKING:
     from fedskew.runner import Run
@@ -33,14 +32,6 @@ class Tracker(Protocol):
     def record(self, figures: dict[str, float], step: int) -> None: ...
 
     def close(self) -> None: ...
-
-
-def library(name: str, extra: str) -> Any:
-    """An optional package, or the sentence that says how to get it."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise Mistake(f"this needs the package {name}: pip install 'fedskew[{extra}]'.") from None
 
 
 class TensorBoard:

@@ -25,8 +25,7 @@ from fedskew.experiment import Experiment
 from fedskew.federation.loop import QuorumLost
 from fedskew.method import Method
 from fedskew.runner import Run
-from fedskew.settings import Mistake, choose, parse, unknown
-from fedskew.track import library
+from fedskew.settings import Mistake, choose, library, parse, unknown
 from fedskew.training import NotNegative, Positive
 
 Range = tuple[float, float]

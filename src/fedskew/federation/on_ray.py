@@ -27,9 +27,8 @@ from fedskew.federation.worker import cores, keep_freed_memory
 from fedskew.federation.workers import HELD, TRIES
 from fedskew.federation.world import World
 from fedskew.method import Update
-from fedskew.settings import Mistake
+from fedskew.settings import Mistake, library
 from fedskew.tensors import Payload
-from fedskew.track import library
 
 Bytes = np.ndarray[Any, Any]  # of uint8: Ray passes arrays without a copy
 

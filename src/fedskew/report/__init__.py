@@ -10,8 +10,7 @@ from fedskew.checkpoint import write_atomically
 from fedskew.report.page import Page
 from fedskew.report.runs import find, grouped
 from fedskew.report.sections import section
-from fedskew.settings import Mistake
-from fedskew.track import library
+from fedskew.settings import Mistake, library
 
 
 def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: Path | None) -> int:

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from fedskew.report.figures import Figure
-from fedskew.track import library
+from fedskew.settings import library
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
