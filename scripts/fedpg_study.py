@@ -93,8 +93,11 @@ def draw_images(panel: Any, outcome: Outcome) -> str:
         z = site.frozen(outcome.server).body(method.seen(images, site.data))
     near = nearest_is_own(z, virtual_labels(world.classes, method.n_v), outcome.server[GROUP])
     grid = images.view(world.classes, method.n_v, *images.shape[1:])[:, :COLUMNS]
-    panel.imshow(tiled(grid), cmap="gray", vmin=0, vmax=1)
-    panel.set(xticks=[], yticks=[], ylabel="class")
+    picture = tiled(grid)
+    height = len(picture) / world.classes
+    panel.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    rows = range(world.classes)
+    panel.set(xticks=[], yticks=[(row + 0.5) * height for row in rows], yticklabels=rows, ylabel="class")
     return f"nearest real prototype is their own: {100 * near:.0f} %"
 
 
@@ -111,15 +114,18 @@ def draw_features(panel: Any, outcome: Outcome) -> str:
     some = test.part(torch.arange(min(POINTS, len(test))))
     z = site.infer(site.frozen(outcome.server).body, some)
     flat = TSNE(random_state=0, init="pca", perplexity=min(30, len(some) // 4)).fit_transform(z.numpy())
-    panel.scatter(*flat.T, c=some.labels, s=6, cmap="tab10")
+    points = panel.scatter(*flat.T, c=some.labels, s=6, cmap="tab10")
+    panel.legend(*points.legend_elements(num=None), title="class", fontsize=7, title_fontsize=7)
     panel.set(xticks=[], yticks=[])
     return f"accuracy {100 * sum(outcome.by_class(outcome.server)) / outcome.world.classes:.1f} %"
 
 
 def draw_classes(panel: Any, outcome: Outcome) -> str:
     table = torch.tensor([outcome.by_class(model) for model in outcome.clients.values()])
-    panel.imshow(table, vmin=0, vmax=1, aspect="auto")
-    panel.set(xlabel="class", ylabel="client", yticks=range(len(table)), yticklabels=list(outcome.clients))
+    shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto")
+    panel.figure.colorbar(shown, ax=panel, label="accuracy")
+    panel.set(xlabel="class", xticks=range(outcome.world.classes))
+    panel.set(ylabel="client", yticks=range(len(table)), yticklabels=list(outcome.clients))
     return f"mean {100 * table.mean():.1f} %, classes below 1 %: {100 * (table < 0.01).float().mean():.0f} %"
 
 
