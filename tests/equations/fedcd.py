@@ -407,7 +407,7 @@ def by_hand(method: FedCD, scene: Any, mu: float, rho: float) -> Tensor:
 
 @pytest.mark.parametrize("rho", [0.0, 1.0, 2.5, "paper"])
 def test_the_loss_is_eq_11_in_value_and_gradient(rho: Any) -> None:
-    method = FedCD(rho=rho, gamma=0.6, lam=0.7, tau=0.5, xi=2.0)
+    method = FedCD(mu="linear", rho=rho, gamma=0.6, lam=0.7, tau=0.5, xi=2.0)
     scene = middle()
     mass = float(scene[1][GROUP]["count"].sum()) / len(scene[0].data) if rho == "paper" else rho
     assert mass != 0 or rho == 0
@@ -430,15 +430,16 @@ def test_the_four_losses_have_the_weights_of_eq_11(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(fedcd, name, value)
     monkeypatch.setattr(FedCD, "distilled", lambda self, u, u_g, c: torch.full((len(u),), 0.3))
     site, broadcast, net, x, fine, known = scene
-    loss = FedCD().loss(replace(site, round=1, rounds=4), broadcast, net.head, known)
+    loss = FedCD(mu="linear").loss(replace(site, round=1, rounds=4), broadcast, net.head, known)
     assert loss(net, x, fine).item() == pytest.approx(0.945)
 
 
 def test_mu_falls_from_1_in_steps_of_1_over_the_rounds_or_stays() -> None:
     site = small(FedCD()).site(0, 0, "train")
-    at = [FedCD().mu_at(replace(site, round=t, rounds=4)) for t in range(4)]
-    assert at == [1, 0.75, 0.5, 0.25]
-    assert FedCD(mu=0.5).mu_at(replace(site, round=3, rounds=4)) == 0.5
+    for method in (FedCD(mu="linear"), FedCD(preset="paper")):
+        assert [method.mu_at(replace(site, round=t, rounds=4)) for t in range(4)] == [1, 0.75, 0.5, 0.25]
+    for method, mu in ((FedCD(mu=0.5), 0.5), (FedCD(), 0.9)):
+        assert [method.mu_at(replace(site, round=t, rounds=4)) for t in range(4)] == [mu] * 4
 
 
 @pytest.mark.parametrize(("rho", "held"), [(2.0, 2), (2.0, 7), ("paper", 2)])
@@ -463,7 +464,7 @@ def test_a_prototype_weighs_as_many_samples_as_its_importance(rho: Any, held: in
 
 def test_a_batch_may_be_assigned_anew() -> None:
     """The received labels' classes count, not their fine classes; Eq. 2 with the prototypes of the round's start."""
-    method = FedCD(assign="batch", gamma=0.6, tau=0.5)
+    method = FedCD(mu="linear", rho=1.0, assign="batch", gamma=0.6, tau=0.5)
     scene = middle()
     site, broadcast, net, x, fine, known = scene
     moved = most_similar(net.body(x).detach(), fine // 3, net.head.prototypes.detach(), known, 3)
@@ -541,7 +542,7 @@ def start(world: World) -> Payload:
 @pytest.mark.parametrize("refresh", [False, True])
 def test_the_first_round_sends_k_means_centres_of_the_received_or_the_trained_features(refresh: bool) -> None:
     """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps go on with the trained features."""
-    world = small(FedCD(kmeans_refresh=refresh))
+    world = small(FedCD(mu="linear", kmeans_refresh=refresh))
     broadcast = start(world)
     update = world.work(2, 0, "train", broadcast, {}).update
     site = world.site(2, 0, "train")
@@ -578,7 +579,7 @@ def second_round(method: FedCD, training: Training | None = None) -> tuple[Paylo
 @pytest.mark.parametrize("assign", ["round", "batch"])
 def test_a_round_of_one_step_is_one_step_down_eq_11(assign: Any) -> None:
     """All samples in one batch: each of theta, phi and P^k moves by lr times its gradient, fine classes as assigned."""
-    method, lr = FedCD(assign=assign, tau=0.2), 0.5
+    method, lr = FedCD(mu="linear", rho=1.0, assign=assign, tau=0.2), 0.5
     update, site, fine = second_round(method, Training(lr=lr, batch_size=1000))
     head = FineHead(unfold(server()), server()[GROUP]["mean"].clone())
     net, x = Net(site.net.body, head, 12), site.data.take(torch.arange(len(fine)))[0]
@@ -677,26 +678,33 @@ def test_quality_is_the_probability_of_the_own_fine_class_among_all() -> None:
             assert float(log_quality(used, P)[j].exp()) == pytest.approx(q, rel=1e-5)
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("rule", ["acla", "norm", "cla", "mean"])
-def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any) -> None:
-    """Three clients, two classes of two; of the last fine class nobody has a sample, and it is unknown."""
+def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any, counts: bool, known: bool) -> None:
+    """Three clients, two classes of two; of the last fine class nobody has a sample, in this round or ever."""
     phis = [normal(i, 2, 2, 3) for i in range(3)]
     P = [normal(10 + i, 4, 3) for i in range(3)]
-    counts = [tensor([4.0, 1, 0, 0]), tensor([0.0, 1, 5, 0]), tensor([6.0, 0, 5, 0])]
+    held = [tensor([4.0, 1, 0, 0]), tensor([0.0, 1, 5, 0]), tensor([6.0, 0, 5, 0])]
     sizes = [5.0, 6.0, 11.0]
-    old = server_of(torch.zeros(2, 2, 3), torch.zeros(4, 3), torch.zeros(4, dtype=torch.bool))
-    updates = [update_of(phis[k], P[k], counts[k], sizes[k], w=float(k)) for k in range(3)]
-    fresh = FedCD(M=2, classifier=rule, acla_temp=0.5).aggregate(SITE, old, iter(updates))
+    old = server_of(torch.zeros(2, 2, 3), normal(20, 4, 3), tensor([False, False, False, known]))
+    updates = [update_of(phis[k], P[k], held[k], sizes[k], w=float(k)) for k in range(3)]
+    fresh = FedCD(M=2, classifier=rule, acla_temp=0.5, counts=counts).aggregate(SITE, old, iter(updates))
     by_samples = tensor(sizes) / 22
     new = fresh[GROUP]["mean"]  # Eq. 13 looks at the new P^g
     q = torch.stack([log_quality(Tensors(weight=phi), new).exp() for phi in phis])
     nu = {
         "acla": (q / 0.5).softmax(0),
         "norm": q / q.sum(0),
-        "cla": torch.stack(counts) / torch.stack(counts).sum(0),
+        "cla": torch.stack(held),
         "mean": by_samples[:, None].expand(3, 4),
     }[rule].clone()
-    nu[:, 3] = by_samples
+    judged = rule in ("acla", "norm")
+    if counts and judged:
+        nu *= torch.stack(held)
+    nu /= nu.sum(0)
+    if counts or not judged or not known:
+        nu[:, 3] = by_samples
     assert_close(nu.sum(0), torch.ones(4))
     wanted = sum(nu[k].view(2, 2, 1) * phis[k] for k in range(3))
     assert_close(unfold(fresh)["weight"], wanted)
@@ -805,6 +813,7 @@ ON: dict[str, dict[str, Any]] = {
     "norm": {"classifier": "norm"},
     "cla": {"classifier": "cla"},
     "acla_temp": {"acla_temp": 0.1},
+    "counts": {"counts": False},
     "assign": {"assign": "batch"},
     "kmeans_refresh": {"kmeans_refresh": False},
     "rescale": {"rescale": True},
@@ -830,7 +839,10 @@ def test_every_setting_counts_and_works_with_some_of_the_clients(name: str, usua
 
 @pytest.mark.parametrize(
     ("preset", "said"),
-    [("robust", {"rho": 1.0, "kmeans_refresh": True}), ("paper", {"rho": "paper", "kmeans_refresh": False})],
+    [
+        ("robust", {"mu": 0.9, "rho": 0.1, "counts": True, "kmeans_refresh": True}),
+        ("paper", {"mu": "linear", "rho": "paper", "counts": False, "kmeans_refresh": False}),
+    ],
 )
 def test_a_preset_is_what_its_settings_say_and_yields_to_a_setting(preset: Any, said: dict[str, Any]) -> None:
     named = rounds(small(FedCD(preset=preset)), 2)[0][-1].server
