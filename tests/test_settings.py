@@ -12,7 +12,8 @@ class Knobs:
     size: Annotated[int, Meta(ge=1)]
     share: float = 0.5
     kind: Literal["a", "b"] = "a"
-    weight: Annotated[float, Meta(ge=0)] | Literal["paper"] = 1.0
+    weight: Annotated[float, Meta(ge=0, lt=3)] | Literal["paper"] | None = 1.0
+    scale: float | Literal["auto"] = 1.0
     limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -27,7 +28,11 @@ class Knobs:
         ({"size": 0}, "knobs: size=0 will not do: expected int >= 1."),
         ({"size": "many"}, "knobs: size='many' will not do: expected int."),
         ({"size": 1, "kind": "c"}, "knobs: kind='c' will not do: expected one of a, b."),
-        ({"size": 1, "weight": "code"}, "knobs: weight='code' will not do: expected a number or one of paper."),
+        (
+            {"size": 1, "weight": 3},
+            "knobs: weight=3 will not do: expected a number of at least 0 and below 3 or one of paper.",
+        ),
+        ({"size": 1, "scale": "none"}, "knobs: scale='none' will not do: expected a number or one of auto."),
         ({"size": 1, "shares": 1}, "unknown setting of knobs 'shares'; did you mean 'share'?"),
         ({"size": 1, "share": 13}, "knobs: share 13 brings bad luck"),
     ],

@@ -11,11 +11,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 T = TypeVar("T")
+LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
 
 
 class Mistake(ValueError):
@@ -59,12 +61,23 @@ def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> s
     if key is None:  # raised by __post_init__, which speaks for itself
         return problem if what in problem else f"{what}: {problem}"
     name = key.group(1)
-    hint = get_type_hints(kind)[name]
-    choices = [c for option in (hint, *get_args(hint)) if get_origin(option) is Literal for c in get_args(option)]
-    number = "a number or " if {int, float} & set(get_args(hint)) else ""
-    wanted = f"expected {number}one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
+    hint = get_type_hints(kind, include_extras=True)[name]
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    choices = [c for option in options if get_origin(option) is Literal for c in get_args(option)]
+    numbers = "".join(f"{number} or " for number in map(_number, options) if number)
+    wanted = f"expected {numbers}one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
     wanted = re.sub(r", got `\w+`", "", wanted).replace("`", "")
     return f"{what}: {name}={values[name]!r} will not do: {wanted}."
+
+
+def _number(option: Any) -> str:
+    """A number's type in words, with its limits; "" for other types."""
+    base, *more = get_args(option) if get_origin(option) is Annotated else (option,)
+    if base not in (int, float):
+        return ""
+    found = {key: getattr(meta, key, None) for meta in more for key in LIMITS}
+    limits = " and ".join(f"{LIMITS[key]} {value:g}" for key, value in found.items() if value is not None)
+    return f"a number {limits}".strip()
 
 
 def parse(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
