@@ -14,7 +14,7 @@ A class c has M fine classes j = (c, m), each with a prototype P_j and a class-v
     Eq. 11:   L = mu L_dcl + (1 - mu) L_hpc + gamma L_bpr + lam L_gid,  mu = 1 - t/T
     Eq. 13:   q_k^j = softmax(P^g_j phi_k)[j];  Eq. 14: nu^j = softmax_k(q_k^j);  Eq. 15: phi^j = sum_k nu^j[k] phi_k^j
 Preset paper: as printed. P^g weigh as much as all clients' samples, so those of a batch have 1 / (K + 1) of the
-gradient, and in the last rounds CE has next to none: it learns fast at first and ends behind FedAvg.
+gradient, and in the last rounds CE has next to none: it learns fast at first and slowly later.
 Preset robust: rho = 0.1, mu = 0.9 in all rounds, Eq. 14's softmax times n^k_j, k-means centres of trained features.
 Which of them makes the difference: results/fedcd-fmnist.
 -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean; /kd: distil=kd; /cla: classifier=cla.
