@@ -374,6 +374,13 @@ def test_the_paper_s_scale_shows_ours_beside_the_paper_s(small: Path) -> None:
     assert len(made["runs"]) == 4
 
 
+@pytest.mark.parametrize(("tolerance", "shown"), [(5, "60.00"), (0.05, "60.00"), (0.001, "60.000"), (2e-4, "60.0000")])
+def test_a_number_has_as_many_decimals_as_the_tolerance_needs(small: Path, tolerance: float, shown: str) -> None:
+    recipe = replace(load_recipe(str(small)), tolerance=tolerance)
+    works = plan(recipe, "paper", ["skewed"], ["FedAvg"], [0], Path("x"))
+    assert lines(told(recipe, works, "paper", {"FedAvg": 61.5}))[0][3] == shown
+
+
 # --- the command
 
 

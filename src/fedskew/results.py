@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -111,10 +112,11 @@ def introduce(recipe: Recipe, scale: Scale, works: Sequence[Work], screen: Conso
         screen.print(f"reduced: {recipe.reduced.what}")
 
 
-def number(value: float | None, spread: float | None = None, sign: bool = False) -> str:
+def number(value: float | None, told: Told, spread: float | None = None, sign: bool = False) -> str:
+    """Two decimals, or as many as the table's tolerance has; none from a thousand up."""
     if value is None:
         return "-"
-    digits = 2 if abs(value) < 1000 else 0
+    digits = max(2, math.ceil(-math.log10(told["tolerance"]))) if abs(value) < 1000 else 0
     return f"{value:{'+' if sign else ''}.{digits}f}" + (f" ±{spread:.{digits}f}" if spread is not None else "")
 
 
@@ -130,10 +132,11 @@ def lines(told: Told) -> list[list[str]]:
         ours, paper, other = cell["ours"], cell["paper"], base.get(cell["row"])
         against = {"ours": None, "paper": None} if other is None or other is cell else other
         if told["scale"] == "paper":
-            shown = [number(paper), number(_less(ours, paper), sign=True)]
+            shown = [number(paper, told), number(_less(ours, paper), told, sign=True)]
         else:
-            shown = [number(_less(a, b), sign=True) for a, b in ((ours, against["ours"]), (paper, against["paper"]))]
-        made.append([cell["row"], cell["column"], number(ours, cell["spread"]), *shown, cell["verdict"]])
+            gains = _less(ours, against["ours"]), _less(paper, against["paper"])
+            shown = [number(gain, told, sign=True) for gain in gains]
+        made.append([cell["row"], cell["column"], number(ours, told, cell["spread"]), *shown, cell["verdict"]])
     return made
 
 
@@ -152,8 +155,8 @@ def sentences(told: Told) -> list[str]:
         order = "order of the methods kept" if row["kept"] == row["pairs"] else "order of the methods not kept"
         parts = [f"{order} ({row['kept']} of {row['pairs']} pairs)"] if row["pairs"] else []
         if row["gain"] is not None:
-            paper = number(row["paper_gain"], sign=True)
-            ours = number(row["gain"], sign=True)
+            paper = number(row["paper_gain"], told, sign=True)
+            ours = number(row["gain"], told, sign=True)
             parts.append(f"{told['proposed']} over {told['baseline']} {ours}{unit}, in the paper {paper}")
         if parts:
             made.append(f"{name}: {'; '.join(parts)}")
