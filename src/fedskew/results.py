@@ -117,7 +117,7 @@ def number(value: float | None, told: Told, spread: float | None = None, sign: b
     if value is None:
         return "-"
     digits = max(2, math.ceil(-math.log10(told["tolerance"]))) if abs(value) < 1000 else 0
-    return f"{value:{'+' if sign else ''}.{digits}f}" + (f" ±{spread:.{digits}f}" if spread is not None else "")
+    return f"{value:{'+' if sign else ''}z.{digits}f}" + (f" ±{spread:.{digits}f}" if spread is not None else "")
 
 
 def headings(told: Told) -> list[str]:
