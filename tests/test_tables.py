@@ -130,6 +130,15 @@ def test_options_of_a_row_reach_the_methods_that_have_them(small: Path) -> None:
     assert reduced.split == "sample:keep=600+dirichlet:alpha=0.5,clients=4"
 
 
+def test_the_reduced_scale_can_have_fewer_clients(small: Path) -> None:
+    small.write_text(SMALL.replace("cut =", "clients = 2\ncut ="))
+    recipe = load_recipe(str(small))
+    (reduced,) = recipe.experiments("skewed", "FedAvg", 0, "reduced")
+    (whole,) = recipe.experiments("skewed", "FedAvg", 0, "paper")
+    assert reduced.split == "sample:keep=600+dirichlet:alpha=0.5,clients=2"
+    assert whole.split == "dirichlet:alpha=0.5,clients=4"
+
+
 BROKEN = [
     ('FedProx = "fedprox:mu=0.1"', 'FedProx = "fedprxo"', "did you mean 'fedprox'"),
     ('FedProx = "fedprox:mu=0.1"', 'FedProx = "fedprox:nu=0.1"', "did you mean 'mu'"),

@@ -11,7 +11,8 @@ seeds, baseline, proposed
     options             settings of methods in this row, by column; "*" is every method that has them
     mean_over           settings of several experiments whose mean the row is
 [reduced]               the scale for two CPU cores: `what` was reduced, in words; minutes; optionally
-                        rows, columns, seeds; cut (put before every split); settings, options as above
+                        rows, columns, seeds; cut (put before every split), clients (of every split);
+                        settings, options as above
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +33,7 @@ from fedskew.diagnostics import DIAGNOSED
 from fedskew.experiment import Experiment, from_dict, read_toml
 from fedskew.methods import REGISTRY
 from fedskew.settings import Mistake, build, choose, parse, unknown
-from fedskew.training import Positive
+from fedskew.training import Count, Positive
 
 HOME = Path(__file__).parent
 BESIDE = ("paper", "options", "mean_over")  # what a row has beside settings
@@ -59,8 +61,15 @@ class Reduced:
     columns: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     cut: str = ""  # put before every split
+    clients: Count | None = None  # in place of those a split names
     settings: Tree = field(default_factory=dict)
     options: dict[str, Tree] = field(default_factory=dict)
+
+    def split(self, text: str) -> str:
+        """A row's split at this scale."""
+        if self.clients:
+            text = re.sub(r"\bclients=\d+", f"clients={self.clients}", text)
+        return f"{self.cut}+{text}" if self.cut else text
 
 
 @dataclass(frozen=True)
@@ -141,8 +150,8 @@ class Recipe:
             values: Tree = {}
             for layer in (self.settings, own, variant, less.settings if less else {}):
                 merge(values, layer)
-            if less and less.cut:
-                values["split"] = f"{less.cut}+{values.get('split', Experiment.split)}"
+            if less:
+                values["split"] = less.split(values.get("split", Experiment.split))
             values["seed"] = seed
             if self.figure_of(column) in DIAGNOSED:
                 merge(values, {"evaluation": {"diagnose": True}})
