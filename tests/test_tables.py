@@ -361,6 +361,7 @@ def test_the_reduced_scale_never_shows_the_paper_s_own_number(small: Path) -> No
     recipe = load_recipe(str(small))
     works = plan(recipe, "reduced", [], ["FedAvg", "FedProx"], [], Path("x"))
     page = markdown([told(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": 33.0})])
+    assert "| A small table, in % | reduced | skewed | FedProx | +3.00 | +10.00 | gain kept | 1 of 1 |" in page
     assert "70.00" not in page
     assert "60.00" not in page
     assert "| skewed | FedProx | 33.00 ±0.50 | +3.00 | +10.00 | gain kept |" in page

@@ -193,6 +193,7 @@ def markdown(every: Sequence[Told]) -> str:
         "# Results\n\nGenerated from `results/` by `fedskew table docs`; do not edit. Each table is run again by\n"
         "the command above it. A reduced scale says nothing about the paper's own numbers: only order and gain count.\n"
     ]
+    parts.append(_grid(overview(every)))
     for told in every:
         parts.append(f"## {told['title']}\n")
         parts.append(f"    fedskew table {told['table']} --scale {told['scale']}\n")
@@ -204,7 +205,26 @@ def markdown(every: Sequence[Told]) -> str:
             told["notes"].strip(),
         ]
         parts.append("\n\n".join(filter(None, facts)) + "\n")
-        rows = [headings(told), ["---"] * len(COLUMNS[told["scale"]]), *lines(told)]
-        parts.append("\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows) + "\n")
+        parts.append(_grid([headings(told), *lines(told)]))
         parts.append("\n".join(f"- {sentence}" for sentence in sentences(told)) + "\n")
     return "\n".join(parts)
+
+
+def overview(every: Sequence[Told]) -> list[list[str]]:
+    """A line for each row of every table: what its paper claims, and what became of it here."""
+    made = [["table", "scale", "setting", "method", "gain", "in the paper", "verdict", "pairs in the paper's order"]]
+    for told in every:
+        for name, row in told["rows"].items():
+            if row["gain"] is not None:
+                gains = [number(row[which], told, sign=True) for which in ("gain", "paper_gain")]
+                verdicts = {(cell["row"], cell["column"]): cell["verdict"] for cell in told["cells"]}
+                pairs = f"{row['kept']} of {row['pairs']}" if row["pairs"] else "-"
+                where = [told["title"].partition(":")[0], told["scale"], name, told["proposed"]]
+                made.append([*where, *gains, verdicts[name, told["proposed"]], pairs])
+    return made
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a table of Markdown, the first one its heading."""
+    ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in ruled) + "\n"
