@@ -340,6 +340,14 @@ def test_the_verdict_at_the_reduced_scale_speaks_of_gain_only(small: Path) -> No
     assert judge(recipe, {"FedAvg": 30.0, "FedProx": 29.0}, "reduced")[0][1].verdict == "gain lost"
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(31.0, "loss kept"), (29.0, "no loss here")])
+def test_what_is_worse_in_the_paper_is_called_a_loss(small: Path, ours: float, verdict: str) -> None:
+    """FedProx has 70 and FedAvg 60 in the paper, of something that less is better of."""
+    recipe = replace(load_recipe(str(small)), better="lower")
+    verdicts, _ = judge(recipe, {"FedAvg": 30.0, "FedProx": ours}, "reduced")
+    assert verdicts[1].verdict == verdict
+
+
 def test_where_less_is_more_the_order_turns_round(small: Path) -> None:
     """The paper has 60 and 70. Ours 1 and no number: behind all, which is above 1 where less is more."""
     higher = load_recipe(str(small))
