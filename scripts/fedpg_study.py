@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,13 @@ from fedskew.evaluate import per_class, score
 from fedskew.experiment import Experiment, assemble
 from fedskew.federation.wire import size_of
 from fedskew.federation.world import World
-from fedskew.generator import endless, nearest_is_own, virtual_labels
+from fedskew.generator import nearest_is_own, virtual_labels
 from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedpg import VIRTUAL, FedPG
 from fedskew.prototypes import GROUP
 from fedskew.settings import Mistake
-from fedskew.site import Data, one_thread
+from fedskew.site import Data, fit, one_thread
 from fedskew.tensors import Payload
 from fedskew.training import Training
 
@@ -61,8 +60,7 @@ class Outcome:
     bytes_down: dict[str, int]  # to one client in the last round
 
     def test(self) -> Data:
-        world = self.world
-        return Data(world.x_test, world.y_test, torch.arange(len(world.y_test)), world.mean, world.std)
+        return self.world.balanced(0, len(self.world.y_test))
 
     def by_class(self, model: Payload) -> list[float]:
         site = self.world.server_site(0, "evaluate")
@@ -108,17 +106,11 @@ def taught(outcome: Outcome) -> float:
     """The test accuracy of a fresh net after 20 passes over the virtual images alone."""
     method, world, images = outcome.method, outcome.world, outcome.server[VIRTUAL]["images"]
     assert isinstance(method, FedPG)
-    site = world.server_site(0, "train")
+    site, labels = world.server_site(0, "train"), virtual_labels(world.classes, method.n_v)
     site.load()
-    optimiser = torch.optim.Adam(site.net.parameters(), 1e-3)
-    labels = virtual_labels(world.classes, method.n_v)
-    batches = endless(method.seen(images, site.data), labels, method.virtual_batch, site.rng)
-    for x, y in islice(batches, 20 * len(labels) // method.virtual_batch):
-        optimiser.zero_grad()
-        site.loss(site.net, x, y).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    right = score(site.net, outcome.test(), world.classes)
-    return sum(right.correct) / sum(right.total)
+    alone = replace(site, data=Data(method.seen(images, site.data), labels, torch.arange(len(labels))))
+    fit(alone, site.loss, training=Training(optimiser="adam", lr=1e-3, batch_size=method.virtual_batch, epochs=20))
+    return score(site.net, outcome.test(), world.classes).accuracy
 
 
 def tiled(grid: Tensor) -> Tensor:
