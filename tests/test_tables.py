@@ -18,7 +18,7 @@ from fedskew.data.splits import deal
 from fedskew.experiment import Experiment
 from fedskew.models import build
 from fedskew.recipes import HOME, Recipe, load_recipe, names
-from fedskew.results import SCALES, lines, markdown, sentences
+from fedskew.results import SCALES, lines, markdown, overview, sentences
 from fedskew.settings import Mistake, parse
 from fedskew.tables import Cell, Work, carry_out, cells, judged, measured, plan, summary
 from test_cli import fedskew as fedskew  # the fixture
@@ -137,6 +137,9 @@ def test_the_reduced_scale_can_have_fewer_clients(small: Path) -> None:
     (whole,) = recipe.experiments("skewed", "FedAvg", 0, "paper")
     assert reduced.split == "sample:keep=600+dirichlet:alpha=0.5,clients=2"
     assert whole.split == "dirichlet:alpha=0.5,clients=4"
+    small.write_text(small.read_text().replace("iid:clients=4", "iid"))
+    with pytest.raises(Mistake, match="has clients=2, but the split 'iid' names none"):
+        load_recipe(str(small))
 
 
 BROKEN = [
@@ -368,6 +371,9 @@ def told(recipe: Recipe, works: list[Work], scale: Any, ours: dict[str, float | 
 def test_the_reduced_scale_never_shows_the_paper_s_own_number(small: Path) -> None:
     recipe = load_recipe(str(small))
     works = plan(recipe, "reduced", [], ["FedAvg", "FedProx"], [], Path("x"))
+    gone = told(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": None})
+    gone["cells"][1]["verdict"] = "diverged"
+    assert overview([gone])[1][4:] == ["-", "+10.00", "diverged", "0 of 1"]
     page = markdown([told(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": 33.0})])
     assert "| A small table, in % | reduced | skewed | FedProx | +3.00 | +10.00 | gain kept | 1 of 1 |" in page
     assert "70.00" not in page

@@ -211,16 +211,16 @@ def markdown(every: Sequence[Told]) -> str:
 
 
 def overview(every: Sequence[Told]) -> list[list[str]]:
-    """A line for each row of every table: what its paper claims, and what became of it here."""
-    made = [["table", "scale", "setting", "method", "gain", "in the paper", "verdict", "pairs in the paper's order"]]
+    """A line for each row of every table: what its paper claims, and what became of it here, divergence included."""
+    made = [["table", "scale", "setting", "method", "over the baseline", "in the paper", "verdict", "pairs in order"]]
     for told in every:
-        for name, row in told["rows"].items():
-            if row["gain"] is not None:
+        for cell in told["cells"]:
+            if cell["column"] == told["proposed"]:
+                row = told["rows"][cell["row"]]
                 gains = [number(row[which], told, sign=True) for which in ("gain", "paper_gain")]
-                verdicts = {(cell["row"], cell["column"]): cell["verdict"] for cell in told["cells"]}
                 pairs = f"{row['kept']} of {row['pairs']}" if row["pairs"] else "-"
-                where = [told["title"].partition(":")[0], told["scale"], name, told["proposed"]]
-                made.append([*where, *gains, verdicts[name, told["proposed"]], pairs])
+                title = told["title"].partition(":")[0]
+                made.append([title, told["scale"], cell["row"], cell["column"], *gains, cell["verdict"], pairs])
     return made
 
 

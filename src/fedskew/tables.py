@@ -212,8 +212,10 @@ def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str
         return ""
     if abs(paper) < recipe.tolerance:
         return "a tie in the paper"
-    what = "gain" if (paper > 0) == (recipe.better == "higher") else "loss"  # in the paper
-    return f"{what} kept" if gain * paper > 0 else f"{what} lost" if what == "gain" else "no loss here"
+    kept = gain * paper > 0
+    if (paper > 0) == (recipe.better == "higher"):  # ahead of the baseline in the paper
+        return "gain kept" if kept else "gain lost"
+    return "loss kept" if kept else "no loss here"
 
 
 def _gain(cell: Cell | None, base: Cell | None, which: str) -> float | None:

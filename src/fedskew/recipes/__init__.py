@@ -68,7 +68,11 @@ class Reduced:
     def split(self, text: str) -> str:
         """A row's split at this scale."""
         if self.clients:
-            text = re.sub(r"\bclients=\d+", f"clients={self.clients}", text)
+            text, found = re.subn(r"\bclients=\d+", f"clients={self.clients}", text)
+            if not found:
+                raise Mistake(
+                    f"[reduced] has clients={self.clients}, but the split '{text}' names none: add clients=..."
+                )
         return f"{self.cut}+{text}" if self.cut else text
 
 
