@@ -466,6 +466,10 @@ def test_a_damaged_result_is_named(fedskew: Any) -> None:
     Path("results").mkdir()
     Path("results/x.json").write_text("{")
     assert "results/x.json is not a finished table" in fedskew("table", "docs").err
+    Path("results/x.json").write_text('{"cells": [], "rows": {}}')
+    said = fedskew("table", "docs")
+    assert (said.code, Path("docs").exists()) == (2, False)
+    assert "results/x.json is not a finished table: it lacks table, title, scale" in said.err
 
 
 def test_a_table_that_cannot_be_written_is_a_mistake(fedskew: Any, small: Path) -> None:

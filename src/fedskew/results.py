@@ -25,6 +25,10 @@ COLUMNS = {
     "reduced": ("setting", "method", "ours", "over {baseline}", "in the paper", "verdict"),
 }
 Told = dict[str, Any]
+NEEDED = (  # of a finished table, beside its cells
+    *("table", "title", "scale", "unit", "tolerance", "baseline", "proposed", "rows"),
+    *("reduced", "notes", "commit", "versions", "date"),
+)
 
 
 def list_tables(as_json: bool) -> None:
@@ -174,6 +178,8 @@ def read_results(folder: Path) -> list[Told]:
         except (OSError, ValueError) as error:
             raise Mistake(f"{path} is not a finished table: {error}.") from None
         if isinstance(told, dict) and "cells" in told:
+            if lacking := [key for key in NEEDED if key not in told]:
+                raise Mistake(f"{path} is not a finished table: it lacks {', '.join(lacking)}.")
             made.append(told)
     return made
 
