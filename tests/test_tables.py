@@ -403,6 +403,9 @@ def test_a_number_has_as_many_decimals_as_the_tolerance_needs(small: Path, toler
     recipe = replace(load_recipe(str(small)), tolerance=tolerance)
     works = plan(recipe, "paper", ["skewed"], ["FedAvg"], [0], Path("x"))
     assert lines(told(recipe, works, "paper", {"FedAvg": 61.5}))[0][3] == shown
+    assert (
+        lines(told(recipe, works, "paper", {"FedAvg": 60 - 1e-9}))[0][4] == f"+0.{'0' * (len(shown) - 3)}"
+    )  # never -0
 
 
 # --- the command
