@@ -22,6 +22,7 @@ format: $(READY)
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(READY)
 	$(BIN)/mypy
@@ -33,7 +34,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 
 docs: $(READY)
-	$(BIN)/python -m fedskew.handbook > docs/methods.md
+	$(BIN)/python -m fedskew.report.method_docs > docs/methods.md
 
 results: $(READY)
 	$(BIN)/fedskew table docs

@@ -9,14 +9,16 @@ import time
 
 import torch
 
-from fedskew.method import Method
+from fedskew.core.method import Method
+from fedskew.core.samples import Data
+from fedskew.core.seeding import one_thread, seeded
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Training
+from fedskew.methods._shared.prototypes import GROUP
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedcd import FedCD
 from fedskew.models import build
-from fedskew.prototypes import GROUP
-from fedskew.site import Data, Site, one_thread, seeded
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import Training
 
 BATCH, STEPS, TURNS, CLASSES, M = 64, 10, 20, 10, 3
 

@@ -9,12 +9,15 @@ import time
 
 import torch
 
+from fedskew.core.fit import fit
+from fedskew.core.samples import Data
+from fedskew.core.seeding import one_thread, seeded
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.methods._shared.prototypes import GROUP, prototypes_of
 from fedskew.methods.fedmr import FedMR
 from fedskew.models import build
-from fedskew.prototypes import GROUP, prototypes_of
-from fedskew.site import Data, Site, fit, one_thread, seeded
-from fedskew.tensors import Payload
-from fedskew.training import Training
 
 BATCH, STEPS, TURNS, CLASSES = 128, 5, 20, 10
 

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ours import world_of
 from workloads import Workload, cohort, memory_mb
 
-from fedskew.federation.local import Simulation
+from fedskew.core.method import Method
 from fedskew.federation.loop import run
+from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.store import Store
-from fedskew.method import Method
 from fedskew.methods import REGISTRY
 
 BASE = Workload("", "lenet", clients=1000, cohort=50, samples=12, batch=12)

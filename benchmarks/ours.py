@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from workloads import Workload, cohort, images
 
-from fedskew.federation.local import Simulation
-from fedskew.federation.loop import Record, run
+from fedskew.core.method import Method
+from fedskew.core.training import Training
+from fedskew.federation.loop import run
+from fedskew.federation.protocol import Record
+from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.world import Ragged, World
-from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
 from fedskew.models import build
-from fedskew.training import Training
 
 NETS = {"lenet": ("simple-cnn", {"projection": False}), "mcmahan": ("cnn", {})}
 NO_ONE = torch.empty(0, dtype=torch.int64)

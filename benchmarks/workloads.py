@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedskew.data.sources import load
+from fedskew.data.sources.loading import load
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedskew.compare import FIGURES, figure
+from fedskew.evaluation.figures import FIGURES, figure
 
 
 def main() -> None:

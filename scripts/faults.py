@@ -26,8 +26,8 @@ from trial import Process, Trial, children, end_tidily
 
 from fedskew.deploy import child
 from fedskew.deploy.flower.frames import read_frame, write_frame
-from fedskew.experiment import from_dict
-from fedskew.runner import Run
+from fedskew.experiment.config import from_dict
+from fedskew.experiment.run import Run
 
 SPLIT = "dirichlet:alpha=0.5,clients=3"
 

@@ -18,16 +18,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from fedskew.federation.local import Simulation
+from fedskew.core.method import Method
+from fedskew.core.net import Net
+from fedskew.core.seeding import seeded
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
 from fedskew.federation.loop import run
+from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.world import Ragged, World
-from fedskew.method import Method
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import FedMR, intra_class
-from fedskew.models.net import Net
-from fedskew.site import seeded
-from fedskew.tensors import Payload
-from fedskew.training import Training
 
 CENTRES = torch.tensor([[1.0, 0.0], [0.0, math.sqrt(3)], [0.0, -math.sqrt(3)]])
 COLOURS = ("tab:blue", "tab:orange", "tab:green")

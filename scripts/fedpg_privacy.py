@@ -24,12 +24,16 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, mse_loss
 
-from fedskew.experiment import Experiment, assemble
+from fedskew.core.fit import fit
+from fedskew.core.samples import Data
+from fedskew.core.seeding import one_thread, seeded
+from fedskew.core.settings import UsageError
+from fedskew.core.site import Site
+from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
+from fedskew.methods._shared.prototypes import class_means
 from fedskew.models.net import dense
-from fedskew.prototypes import class_means
-from fedskew.settings import Mistake
-from fedskew.site import Data, Site, fit, one_thread, seeded
-from fedskew.training import Training
 
 MEANS = (1, 3, 20)  # features to a prototype; 20 is what FedPG's clients send
 SHOWN = 8
@@ -114,7 +118,7 @@ def sides(given: argparse.Namespace) -> tuple[Site, Side, Side]:
     world = assemble(replace(experiment, training=training, holdout=replace(experiment.holdout, test=0.0))).world
     site = world.site(0, 0, "train")
     if site.data.x.dtype != torch.uint8:
-        raise Mistake(f"--data {given.data} holds no images; name a set of images, such as digits or fmnist.")
+        raise UsageError(f"--data {given.data} holds no images; name a set of images, such as digits or fmnist.")
     site.load()
     fit(site, site.loss)
     body = site.frozen(site.model()).body
@@ -168,5 +172,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Mistake as mistake:
+    except UsageError as mistake:
         raise SystemExit(f"error: {mistake}") from None

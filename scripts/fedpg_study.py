@@ -24,19 +24,22 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch import Tensor
 
-from fedskew.evaluate import per_class, score
-from fedskew.experiment import Experiment, assemble
+from fedskew.core.fit import fit
+from fedskew.core.method import Method
+from fedskew.core.samples import Data
+from fedskew.core.seeding import one_thread
+from fedskew.core.settings import UsageError
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.evaluation.scores import per_class, score
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
 from fedskew.federation.wire import size_of
 from fedskew.federation.world import World
-from fedskew.generator import nearest_is_own, virtual_labels
-from fedskew.method import Method
+from fedskew.methods._shared.generators import nearest_is_own, virtual_labels
+from fedskew.methods._shared.prototypes import GROUP
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedpg import VIRTUAL, FedPG
-from fedskew.prototypes import GROUP
-from fedskew.settings import Mistake
-from fedskew.site import Data, fit, one_thread
-from fedskew.tensors import Payload
-from fedskew.training import Training
 
 METHODS: dict[str, Method] = {
     "FedAvg": FedAvg(),
@@ -200,5 +203,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Mistake as mistake:
+    except UsageError as mistake:
         raise SystemExit(f"error: {mistake}") from None

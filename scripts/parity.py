@@ -16,9 +16,9 @@ from trial import Trial, end_tidily
 
 from fedskew.deploy.child import Child
 from fedskew.deploy.server import read_records
-from fedskew.experiment import from_dict
+from fedskew.experiment.config import from_dict
+from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
-from fedskew.runner import Run
 
 METHODS = {  # what each must carry beyond FedAvg
     "fedavg": "the model",

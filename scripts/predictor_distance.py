@@ -20,12 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from fedskew.experiment import Experiment, assemble
-from fedskew.models.net import Net
-from fedskew.settings import Mistake
-from fedskew.site import Site, fit, one_thread
-from fedskew.tensors import Payload
-from fedskew.training import Training
+from fedskew.core.fit import fit
+from fedskew.core.net import Net
+from fedskew.core.seeding import one_thread
+from fedskew.core.settings import UsageError
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -103,5 +106,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Mistake as mistake:
+    except UsageError as mistake:
         raise SystemExit(f"error: {mistake}") from None

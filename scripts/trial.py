@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-FEDSKEW = [sys.executable, "-m", "fedskew.cli"]
+FEDSKEW = [sys.executable, "-m", "fedskew"]
 
 
 def end_tidily() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data.sources import load
+from fedskew.data.sources.loading import load
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import as_header
 from fedskew.deploy.node import Node
 from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
-from fedskew.experiment import Experiment
+from fedskew.experiment.config import Experiment
 
 NAMES = ("north", "south", "west")
 Spoil = Callable[[int, Header, Header, bytes], tuple[Header, bytes] | None]  # (place, ask, answer, payload)

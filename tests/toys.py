@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data.sources import load
-from fedskew.data.splits import deal, portion
-from fedskew.federation.local import Simulation
-from fedskew.federation.loop import Record, run
+from fedskew.core.method import Method
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.data.sources.loading import load
+from fedskew.data.split.chain import make_partition, portion
+from fedskew.federation.loop import run
+from fedskew.federation.protocol import Record
+from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.world import Ragged, World, make_world
-from fedskew.method import Method
 from fedskew.models import build
-from fedskew.tensors import Payload
-from fedskew.training import Training
 
 
 class Scalar(nn.Module):
@@ -95,13 +96,13 @@ def digits(
     data = replace(
         data, x_train=data.x_train[:400], y_train=data.y_train[:400], x_test=data.x_test[:100], y_test=data.y_test[:100]
     )
-    dealt = deal(split, data.y_train, seed=seed, classes=data.classes)
+    partition = make_partition(split, data.y_train, seed=seed, classes=data.classes)
     make = partial(build, model, data.shape, data.classes, seed=seed, fast=fast, **options)
     training = training or Training(lr=0.1, batch_size=16, epochs=1)
-    parts = portion(dealt, test=test, seed=seed)
+    parts = portion(partition, test=test, seed=seed)
     stages = len(method.stages(count))
     return make_world(
-        data, dealt, parts, method=method, training=training, make_net=make, seed=seed, rounds=stages, fast=fast
+        data, partition, parts, method=method, training=training, make_net=make, seed=seed, rounds=stages, fast=fast
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.settings import Mistake
+from fedskew.core.settings import UsageError
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]  # x_train, y_train, x_test, y_test, u_train, u_test: as files hold them
@@ -40,7 +40,9 @@ class DataSet:
         owners = None
         if self.owners_train is not None:
             if self.owners_test is None:
-                raise Mistake(f"{self.name} names the owners of its training samples only: train and test cannot pool.")
+                raise UsageError(
+                    f"{self.name} names the owners of its training samples only: train and test cannot pool."
+                )
             owners = np.concatenate([self.owners_train, self.owners_test])
         return replace(
             self,

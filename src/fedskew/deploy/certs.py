@@ -14,23 +14,23 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedskew.core.settings import UsageError
 from fedskew.deploy.child import Child
-from fedskew.settings import Mistake
 
 
 def make_certs(out: Path, hosts: Sequence[str], sites: Sequence[str], days: int) -> list[Path]:
     """The folders made. What is there already stays: a key is never overwritten."""
     if bad := [name for name in sites if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name == "server"]:
-        raise Mistake(f"site name {bad[0]!r} will not do: letters, digits, dots and dashes, and not 'server'.")
+        raise UsageError(f"site name {bad[0]!r} will not do: letters, digits, dots and dashes, and not 'server'.")
     if there := [name for name in sites if (out / name).exists()]:
-        raise Mistake(f"{out / there[0]} is there already: a key is not overwritten; give another name or --out.")
+        raise UsageError(f"{out / there[0]} is there already: a key is not overwritten; give another name or --out.")
     known = out / "server" / "server.crt"
     asked = {"hosts": [] if known.exists() else list(hosts), "sites": list(sites), "days": days, "ca": None}
     child = Child("keys", asked, None)
     frame = child.hear(60)
     child.close()
     if frame is None:
-        raise Mistake("the keys could not be made: Flower's cryptography failed to start.")
+        raise UsageError("the keys could not be made: Flower's cryptography failed to start.")
     made = frame[0]
     if "ca" in made:
         _write(out / "ca.key", made["ca"]["key"])
@@ -52,4 +52,4 @@ def _write(path: Path, text: str) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
     except OSError as error:
-        raise Mistake(f"{path} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None

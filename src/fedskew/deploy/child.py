@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedskew.core.settings import UsageError
 from fedskew.deploy.flower.frames import Header, read_frame, write_frame
-from fedskew.settings import Mistake
 
 FLOWER = "1.41.0"  # as in pyproject.toml
 LAST = 5.0  # seconds a child has to end
@@ -38,16 +38,16 @@ def interpreter() -> str:
     if given := os.environ.get("FEDSKEW_FLOWER"):
         python = Path(given).expanduser() / beside
         if not python.exists():
-            raise Mistake(f"FEDSKEW_FLOWER={given} will not do: there is no {beside} in it; name an environment.")
+            raise UsageError(f"FEDSKEW_FLOWER={given} will not do: there is no {beside} in it; name an environment.")
         return str(python)
     if importlib.util.find_spec("flwr") is not None:
         if (found := version("flwr")) != FLOWER:
-            raise Mistake(f"flwr {found} is installed, but {FLOWER} is needed: pip install 'fedskew[flower]'.")
+            raise UsageError(f"flwr {found} is installed, but {FLOWER} is needed: pip install 'fedskew[flower]'.")
         return sys.executable
     own = Path(sys.prefix) / "flower" / beside
     if own.exists():
         return str(own)
-    raise Mistake(
+    raise UsageError(
         "this needs Flower, which is not installed: pip install 'fedskew[flower]', or install "
         f"flwr=={FLOWER} in an environment of its own and name it in FEDSKEW_FLOWER."
     )

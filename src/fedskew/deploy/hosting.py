@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fedskew.core.settings import UsageError
 from fedskew.deploy.flower.frames import Header
-from fedskew.settings import Mistake
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,18 @@ class Hosting:
         """The sites' public keys by name."""
         if self.insecure:
             if self.certs is not None:
-                raise Mistake("--insecure and --certs exclude each other: give one.")
+                raise UsageError("--insecure and --certs exclude each other: give one.")
             return {}
         if self.certs is None:
-            raise Mistake("give the server's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
+            raise UsageError("give the server's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
         found = {path.stem: path.read_text() for path in sorted((self.certs / "sites").glob("*.pub"))}
         for name in ("server.crt", "server.key", "ca.crt"):
             if not (self.certs / name).exists():
-                raise Mistake(f"{self.certs} has no {name}; --certs needs the server's folder (see `fedskew certs`).")
+                raise UsageError(
+                    f"{self.certs} has no {name}; --certs needs the server's folder (see `fedskew certs`)."
+                )
         if not found:
-            raise Mistake(f"{self.certs / 'sites'} holds no site's public key (NAME.pub).")
+            raise UsageError(f"{self.certs / 'sites'} holds no site's public key (NAME.pub).")
         return found
 
     def config(self) -> Header:

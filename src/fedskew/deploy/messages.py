@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fedskew.core.method import Update
 from fedskew.deploy.flower.frames import Header
-from fedskew.evaluate import ClientScore, Score
-from fedskew.method import Update
+from fedskew.evaluation.scores import ClientScore, Score
 
 Name = str
 T = TypeVar("T")

@@ -14,22 +14,23 @@ from typing import Any
 import filelock
 import torch
 
-from fedskew import checkpoint
+from fedskew.core.settings import UsageError
+from fedskew.core.tensors import Payload
 from fedskew.data.dataset import DataSet
-from fedskew.data.sources import SOURCES, load
-from fedskew.deploy import own
+from fedskew.data.sources.loading import SOURCES, load
+from fedskew.deploy import handshake as own
 from fedskew.deploy.child import Child
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.messages import Answer, Ask, as_header, plain_score, read
 from fedskew.deploy.states import States
-from fedskew.evaluate import ClientScore
-from fedskew.experiment import Experiment, assemble, from_dict
-from fedskew.federation.jobs import Job, Lost, Trained, perform
+from fedskew.evaluation.scores import ClientScore
+from fedskew.experiment import run_directory as checkpoint
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment, from_dict
+from fedskew.federation.simulate.jobs import Job, Lost, Trained, perform
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, digest, encode
 from fedskew.federation.world import World
-from fedskew.settings import Mistake
-from fedskew.tensors import Payload
 
 LAST = 10.0  # seconds for the last reply of a run to arrive
 
@@ -53,11 +54,11 @@ class Node:
         try:
             ask = read(header, Ask)
             if not re.fullmatch("[0-9a-f]{8,64}", ask.run):
-                raise Mistake("the message names no run")
+                raise UsageError("the message names no run")
             if ask.kind == "work":
                 return self._work(ask, decode(blob))
             return Answer(name=self.name, versions=versions(), facts=self._facts(ask)), b""
-        except (ValueError, OSError) as error:  # Mistake and Damaged among them
+        except (ValueError, OSError) as error:  # UsageError and Damaged among them
             return Answer(lost=f"cannot take part: {error}", name=self.name), b""
 
     def _facts(self, ask: Ask) -> Any:
@@ -68,7 +69,7 @@ class Node:
         if ask.data == "sites":
             return True
         if self.data != ask.data:
-            raise Mistake(f"this run deals parts of {ask.data}, but this site joined with --data {self.data}")
+            raise UsageError(f"this run deals parts of {ask.data}, but this site joined with --data {self.data}")
         return False
 
     def _own(self) -> DataSet:
@@ -87,15 +88,15 @@ class Node:
     def _make(self, ask: Ask, experiment: Experiment) -> World:
         if self._brings(ask):
             if ask.task is None:
-                raise Mistake("the message does not say what the sites' data have in common")
+                raise UsageError("the message does not say what the sites' data have in common")
             world = own.site_world(experiment, ask.task, self._own(), ask.client, ask.sites, self.device)
         else:
             world = assemble(experiment, data_dir=self.data_dir, device=self.device).world
             if world.population != ask.sites:
-                raise Mistake(f"the split makes {world.population} clients, but there are {ask.sites} sites")
+                raise UsageError(f"the split makes {world.population} clients, but there are {ask.sites} sites")
         if digest(world.initial) != ask.initial:
             mine = ", ".join(f"{name} {version}" for name, version in versions().items())
-            raise Mistake(f"its initial model is not the server's, though the settings are the same; it has {mine}")
+            raise UsageError(f"its initial model is not the server's, though the settings are the same; it has {mine}")
         return world
 
     def _work(self, ask: Ask, broadcast: Payload) -> tuple[Answer, Blob]:
@@ -145,17 +146,17 @@ class Door:
 def open_door(server: str, certs: Path | None, insecure: bool) -> Door:
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise Mistake(f"--server {server} will not do: give HOST:PORT, as in fl.example.org:8470.")
+        raise UsageError(f"--server {server} will not do: give HOST:PORT, as in fl.example.org:8470.")
     if insecure:
         if certs is not None:
-            raise Mistake("--insecure and --certs exclude each other: give one.")
+            raise UsageError("--insecure and --certs exclude each other: give one.")
         return Door(server, insecure=True)
     if certs is None:
-        raise Mistake("give this site's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
+        raise UsageError("give this site's folder of keys with --certs (see `fedskew certs`), or say --insecure.")
     try:
         return Door(server, (certs / "ca.crt").read_text(), (certs / "site.key").read_text())
     except OSError as error:
-        raise Mistake(f"{error.filename} cannot be read: {error.strerror}; --certs needs a site's folder.") from None
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}; --certs needs a site's folder.") from None
 
 
 def lock_states(folder: Path) -> filelock.BaseFileLock:
@@ -167,10 +168,10 @@ def lock_states(folder: Path) -> filelock.BaseFileLock:
         lock.acquire(timeout=0)
     except OSError as error:
         if isinstance(error, filelock.Timeout):
-            raise Mistake(
+            raise UsageError(
                 f"{folder} is in use by another `fedskew join`; give each site a --state of its own."
             ) from None
-        raise Mistake(f"{folder} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"{folder} cannot be written: {error.strerror}.") from None
     return lock
 
 
@@ -192,7 +193,7 @@ def join(node: Node, door: Door, *, stay: bool, say: Callable[[str], None]) -> N
             except queue.Empty:  # the server did not wait for our last word
                 frame = {"event": "delivered"}, b""
             if frame is None:
-                raise Mistake(f"Flower's side ended; see {node.states.folder / 'flower.log'}.")
+                raise UsageError(f"Flower's side ended; see {node.states.folder / 'flower.log'}.")
             header, blob = frame
             match header["event"]:
                 case "ask":
@@ -210,6 +211,6 @@ def join(node: Node, door: Door, *, stay: bool, say: Callable[[str], None]) -> N
                 case "trouble":
                     say(header["text"])
                 case _:
-                    raise Mistake(f"{header['text']}.")
+                    raise UsageError(f"{header['text']}.")
     finally:
         child.close()

@@ -11,23 +11,27 @@ from typing import Any
 
 import msgspec
 
-from fedskew.checkpoint import RunDirectory, write_atomically
-from fedskew.data.sources import load
-from fedskew.deploy import own
+from fedskew.core.files import write_atomically
+from fedskew.core.settings import UsageError
+from fedskew.core.tensors import Payload
+from fedskew.data.sources.loading import load
+from fedskew.deploy import handshake as own
 from fedskew.deploy.child import Child
-from fedskew.deploy.federation import Deployment
+from fedskew.deploy.deployment import Deployment
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import Answer, Ask, Task
 from fedskew.deploy.node import versions
-from fedskew.deploy.sites import Link, Sites
-from fedskew.experiment import Experiment, Setting, assemble, from_dict, part_of, read_toml
-from fedskew.federation.loop import QuorumLost, Record, draw_cohort, run
+from fedskew.deploy.roster import Link, Sites
+from fedskew.experiment.assemble import Assembled, assemble, part_of
+from fedskew.experiment.config import Experiment, from_dict, read_toml
+from fedskew.experiment.run import ended
+from fedskew.experiment.run_directory import RunDirectory
+from fedskew.federation.cohort import draw_cohort
+from fedskew.federation.loop import run
+from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.federation.wire import digest
 from fedskew.federation.world import World
-from fedskew.runner import ended
-from fedskew.settings import Mistake
-from fedskew.tensors import Payload
 
 START = 120.0  # seconds for Flower to start
 BROUGHT = "sites"  # the name of data that the sites bring
@@ -56,12 +60,12 @@ class Served:
         link: Callable[[Header, Path], Link] = lambda config, log: Child("link", config, log),
     ) -> None:
         if experiment.method.pooled:
-            raise Mistake(
+            raise UsageError(
                 f"method {experiment.method_name} has all data in one place, and sites keep theirs: use `fedskew run`."
             )
         self.experiment, self.hosting, self.say = experiment, hosting, say
         self.brought = experiment.data == BROUGHT
-        self.dealt = None if self.brought else assemble(experiment, data_dir=hosting.data_dir)
+        self.partition = None if self.brought else assemble(experiment, data_dir=hosting.data_dir)
         config = hosting.config()
         self.directory = RunDirectory(out, every=1)
         self.start: tuple[int, Payload] | None = None
@@ -85,7 +89,9 @@ class Served:
         if path.exists():
             self.facts = msgspec.json.decode(path.read_bytes(), type=Facts)
             if named and named != self.facts.sites:
-                raise Mistake(f"the run was begun with sites {', '.join(self.facts.sites)}; the keys are of {named}.")
+                raise UsageError(
+                    f"the run was begun with sites {', '.join(self.facts.sites)}; the keys are of {named}."
+                )
         if self.start and self.start[0] >= len(self.experiment.method.stages(self.experiment.rounds)):
             self.result = self.directory.result()
 
@@ -95,13 +101,13 @@ class Served:
         if frame is None or frame[0]["event"] != "ready":
             self.close()
             why = frame[0].get("text", "") if frame is not None else f"see {self.directory.path / 'flower.log'}"
-            raise Mistake(f"Flower's side did not start: {why}.")
+            raise UsageError(f"Flower's side did not start: {why}.")
         sites = Sites(self.link, self.facts.sites, frame[0]["nodes"], self.say, open=self.hosting.insecure)
         return int(frame[0]["port"]), sites
 
     @property
     def expected(self) -> int:
-        return len(self.facts.sites) or self.hosting.sites or (self.dealt.world.population if self.dealt else 0)
+        return len(self.facts.sites) or self.hosting.sites or (self.partition.world.population if self.partition else 0)
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -114,14 +120,14 @@ class Served:
     def gather(self) -> Deployment:
         """Wait for the sites, and make the federation they are."""
         if not self.expected:
-            raise Mistake("say how many sites there are with --sites, as in --sites 3.")
+            raise UsageError("say how many sites there are with --sites, as in --sites 3.")
         greeted = self.sites.gather(self._ask("hello"), self.hosting.patience, self.expected)
         for name, answer in sorted(greeted.items()):
             if other := [f"{k} {v}" for k, v in answer.versions.items() if versions().get(k) not in (v, None)]:
                 self.say(f"site {name} has {', '.join(other)}: its bits may come out otherwise")
         if not self.facts.sites:
             if len(greeted) < self.expected:
-                raise Mistake(f"{len(greeted)} of {self.expected} sites came within {self.hosting.patience:g} s.")
+                raise UsageError(f"{len(greeted)} of {self.expected} sites came within {self.hosting.patience:g} s.")
             self.facts.sites = sorted(greeted)
         self.sites.names = self.facts.sites
         if self.brought and self.facts.task is None:
@@ -138,18 +144,18 @@ class Served:
     def _agree(self, greeted: dict[str, Answer]) -> Task:
         told = {name: answer.facts for name, answer in greeted.items() if answer.facts is not None}
         if not told:
-            raise Mistake(f"no site came within {self.hosting.patience:g} s.")
+            raise UsageError(f"no site came within {self.hosting.patience:g} s.")
         return own.agree(told)
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> Assembled:
         count = len(self.facts.sites)
-        if self.dealt is not None:
-            if self.dealt.world.population != count:
-                raise Mistake(
-                    f"the split makes {self.dealt.world.population} clients, but there are {count} sites; "
+        if self.partition is not None:
+            if self.partition.world.population != count:
+                raise UsageError(
+                    f"the split makes {self.partition.world.population} clients, but there are {count} sites; "
                     f"give a split with clients={count}."
                 )
-            return self.dealt
+            return self.partition
         assert self.facts.task is not None
         experiment, hosting = self.experiment, self.hosting
         given = load(self.facts.server_data, hosting.data_dir) if self.facts.server_data else None
@@ -158,7 +164,7 @@ class Served:
         size = part_of(experiment.clients_per_round, count, "clients_per_round")
         quorum = part_of(experiment.trouble.quorum, size, "quorum")
         cohort = partial(draw_cohort, everyone, size, experiment.seed)
-        return Setting(world, None, None, everyone, (), everyone, cohort, size, quorum)  # type: ignore[arg-type]
+        return Assembled(world, None, None, everyone, (), everyone, cohort, size, quorum)  # type: ignore[arg-type]
 
     def _ask(self, kind: str, world: World | None = None) -> Ask:
         ask = Ask(kind, self.facts.run, BROUGHT if self.brought else str(self.experiment.data))
@@ -169,7 +175,7 @@ class Served:
             ask, sites=len(self.facts.sites), settings=settings, task=self.facts.task, initial=digest(world.initial)
         )
 
-    def _deployment(self, setting: Setting) -> Deployment:
+    def _deployment(self, setting: Assembled) -> Deployment:
         self.setting = setting
         deployment = Deployment(
             setting.world,
@@ -250,5 +256,5 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def taken_up(path: Path) -> Experiment:
     """The experiment of a run that is to go on."""
     if not (path / "settings.toml").exists():
-        raise Mistake(f"{path} holds no run: there is no settings.toml in it.")
+        raise UsageError(f"{path} holds no run: there is no settings.toml in it.")
     return from_dict(read_toml(path / "settings.toml"))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedskew.checkpoint import write_atomically
-from fedskew.federation.store import Blob, Damaged, sha256
+from fedskew.core.files import sha256, write_atomically
+from fedskew.federation.store import Blob, Damaged
 
 
 class States:

@@ -6,11 +6,12 @@ staged, and counts only when the round is committed. A client without state (Fed
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from fedskew.core.files import sha256
 
 Blob = bytes | bytearray
 
@@ -127,7 +128,3 @@ class Store:
     def _path(self, key: tuple[int, int]) -> Path:
         assert self.folder is not None
         return self.folder / f"{key[0]}.{key[1]}.safetensors"
-
-
-def sha256(blob: Blob) -> str:
-    return hashlib.sha256(blob).hexdigest()

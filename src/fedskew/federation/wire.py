@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedskew.tensors import Payload, Tensors
+from fedskew.core.tensors import Payload, Tensors
 
 KINDS = {
     "F64": torch.float64,

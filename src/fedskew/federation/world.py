@@ -16,14 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.core.losses import plain
+from fedskew.core.method import Method, Update
+from fedskew.core.samples import Data
+from fedskew.core.seeding import seeded
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
 from fedskew.data.dataset import DataSet
-from fedskew.data.splits import Deal, Parts
-from fedskew.evaluate import ClientScore, Score, score
-from fedskew.method import Method, Update
-from fedskew.site import Data, Loss, Site, seeded
-from fedskew.tensors import Payload
-from fedskew.terms import plain
-from fedskew.training import Training
+from fedskew.data.split.chain import Partition, Parts
+from fedskew.evaluation.scores import ClientScore, Score, score
 
 TRAIN, EVALUATE, NOISE = 1, 2, 3  # what a generator is for: part of its seed
 CHUNK = 2000  # test samples per job; fixed, so that sums do not depend on the number of workers
@@ -194,7 +196,7 @@ class World:
 
 def make_world(
     data: DataSet,
-    deal: Deal,
+    partition: Partition,
     parts: Sequence[Parts],
     *,
     method: Method,
@@ -216,14 +218,14 @@ def make_world(
         Ragged.of([p.train for p in parts]),
         Ragged.of([p.validation for p in parts]),
         Ragged.of([p.test for p in parts]),
-        torch.from_numpy(deal.public),
+        torch.from_numpy(partition.public),
         data.classes,
         seed,
         rounds,
         data.mean,
         data.std,
-        deal.noise,
-        deal.rotation,
+        partition.noise,
+        partition.rotation,
         fast,
         device,
     )

@@ -1,6 +1,6 @@
 """One file per method; this is the list of them."""
 
-from fedskew.method import Method
+from fedskew.core.method import Method
 from fedskew.methods.ccvr import CCVR
 from fedskew.methods.central import Central
 from fedskew.methods.creff import CReFF

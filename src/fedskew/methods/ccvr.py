@@ -19,12 +19,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedskew.method import Method, Update
-from fedskew.models.net import Net
-from fedskew.prototypes import class_means
-from fedskew.site import Data, Site, fit
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import Count, Natural, Positive
+from fedskew.core.fit import fit
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net
+from fedskew.core.samples import Data
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, Positive
+from fedskew.methods._shared.prototypes import class_means
 
 MOMENTS = "moments"  # group of the payload
 CALIBRATE = "calibrate"

@@ -6,7 +6,7 @@ It trains as long as all clients together: the same epochs a round, over all sam
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedskew.method import Method
+from fedskew.core.method import Method
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,16 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn.functional import linear, one_hot, pad
 
-from fedskew.method import Method, Update, model_of
+from fedskew.core.fit import fit
+from fedskew.core.method import Method, Update, model_of
+from fedskew.core.net import Net
+from fedskew.core.samples import Data
+from fedskew.core.settings import UsageError
+from fedskew.core.site import Site, copied
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, Positive, Training
+from fedskew.methods._shared.prototypes import Pool
 from fedskew.methods.taunorm import as_trained
-from fedskew.models.net import Net
-from fedskew.prototypes import Pool
-from fedskew.settings import Mistake
-from fedskew.site import Data, Site, copied, fit
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import Count, Natural, Positive, Training
 
 FEATURES, GRADIENTS, TRAINED = "features", "gradients", "trained"  # groups of the payload
 HEAD = "head."
@@ -98,7 +100,7 @@ class CReFF(Method):
         if not self.per_class:
             return server
         if not isinstance(site.net.head, nn.Linear):
-            raise Mistake("creff needs a net whose head is one linear layer, such as simple-cnn.")
+            raise UsageError("creff needs a net whose head is one linear layer, such as simple-cnn.")
         h = torch.randn(site.classes, self.per_class, site.net.features, generator=site.rng)
         return self.deployed(server, self.fresh_head(site)) | {FEATURES: Tensors(h=h)}
 

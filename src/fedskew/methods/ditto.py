@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedskew.drift import tethered
-from fedskew.method import Method, Update
-from fedskew.site import Site, fit
-from fedskew.tensors import Payload
-from fedskew.training import NotNegative
+from fedskew.core.fit import fit
+from fedskew.core.method import Method, Update
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative
+from fedskew.methods._shared.control_variates import tethered
 
 OWN = {"personal": "parameters", "personal_buffers": "buffers"}  # v_i in a client's state, beside FedAvg's own
 

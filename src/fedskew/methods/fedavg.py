@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.method import Method, Update, mean, overlay
-from fedskew.site import Site
-from fedskew.tensors import Payload
+from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.method import Method, Update, mean, overlay
-from fedskew.site import Site, fit
-from fedskew.tensors import Payload
-from fedskew.training import Natural
+from fedskew.core.fit import fit
+from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Natural
 
 TUNED = {"head": "head.", "all": ""}
 

@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.distil import on_server, taught, view
-from fedskew.method import Method, Update, mean, model_of, overlay
-from fedskew.site import Site
-from fedskew.tensors import Payload, Tensors, weighted_mean
-from fedskew.terms import imitation
-from fedskew.training import Count, Natural, NotNegative, Positive, Share
+from fedskew.core.losses import imitation
+from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors, weighted_mean
+from fedskew.core.training import Count, Natural, NotNegative, Positive, Share
+from fedskew.methods._shared.distillation import on_server, taught, view
 
 
 def variance(sent: Sequence[Update], mu: Tensors) -> Tensors:

@@ -23,12 +23,14 @@ from msgspec import Meta
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedskew.method import Method, Update
-from fedskew.models.net import Net
-from fedskew.site import Data, Site, fit
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import imitation
-from fedskew.training import Natural
+from fedskew.core.fit import fit
+from fedskew.core.losses import imitation
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net
+from fedskew.core.samples import Data
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Natural
 
 HEAD = "head."
 

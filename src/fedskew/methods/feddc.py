@@ -16,11 +16,12 @@ Buffers (batch-norm statistics) have no gradient, hence no correction: plain mea
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedskew.drift import Counted, effective_steps, next_control, tethered, tilted
-from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.site import Loss, Site, fit
-from fedskew.tensors import Payload
-from fedskew.training import Positive
+from fedskew.core.fit import fit
+from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Positive
+from fedskew.methods._shared.control_variates import Counted, effective_steps, next_control, tethered, tilted
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,12 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from fedskew.distil import (
+from fedskew.core.losses import decoupled, imitation
+from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
+from fedskew.methods._shared.distillation import (
     View,
     calibrate,
     calibrated,
@@ -45,11 +50,6 @@ from fedskew.distil import (
     trained,
     view,
 )
-from fedskew.method import Method, Update, mean, model_of, overlay
-from fedskew.site import Site
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import decoupled, imitation
-from fedskew.training import Count, Natural, NotNegative, Positive, Training
 
 CALIBRATION, ADAM = "calibration", "adam"  # groups of the server's state
 TEAM, CLIENTS = "team", "clients"  # models kept for the ensemble

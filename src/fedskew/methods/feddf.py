@@ -16,12 +16,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedskew.distil import on_server, taught, view
-from fedskew.method import Method, Update, mean, model_of, overlay
-from fedskew.site import Site
-from fedskew.tensors import Payload
-from fedskew.terms import imitation
-from fedskew.training import Count, Natural, Positive
+from fedskew.core.losses import imitation
+from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Count, Natural, Positive
+from fedskew.methods._shared.distillation import on_server, taught, view
 
 
 def averaged(logits: Tensor, average: Literal["logits", "probabilities"]) -> Tensor:

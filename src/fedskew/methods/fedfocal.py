@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedskew.method import Method
-from fedskew.models.net import Net
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
-from fedskew.training import NotNegative, Positive
+from fedskew.core.method import Method
+from fedskew.core.net import Net
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative, Positive
 
 
 def focal(logits: Tensor, y: Tensor, gamma: float, alpha: float) -> Tensor:

@@ -25,13 +25,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedskew.generator import GENERATOR, Generator, drawn, rebuilt, values_of
-from fedskew.method import Method, Update
-from fedskew.models.net import Net
-from fedskew.site import Data, Loss, Site, fit
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import imitation
-from fedskew.training import Count, Natural, NotNegative, Positive, Training
+from fedskew.core.fit import fit
+from fedskew.core.losses import imitation
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net
+from fedskew.core.samples import Data
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
+from fedskew.methods._shared.generators import GENERATOR, Generator, drawn, rebuilt, values_of
 
 LABELS = "labels"  # group of the payload
 DECAY = 0.98  # a round

@@ -22,12 +22,21 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedskew.distil import calibrate, calibrated, mean_features, no_moments, on_server, taught, trained, view
-from fedskew.method import Method, Update, mean, model_of, overlay
-from fedskew.site import Site
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import imitation
-from fedskew.training import Count, Natural, NotNegative, Positive
+from fedskew.core.losses import imitation
+from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, NotNegative, Positive
+from fedskew.methods._shared.distillation import (
+    calibrate,
+    calibrated,
+    mean_features,
+    no_moments,
+    on_server,
+    taught,
+    trained,
+    view,
+)
 
 CALIBRATION, ADAM = "calibration", "adam"  # groups of the server's state
 

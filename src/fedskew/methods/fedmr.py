@@ -27,17 +27,18 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from fedskew.method import Method, Update
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net, Seen
+from fedskew.core.seeding import seeded
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Natural, NotNegative
+from fedskew.methods._shared.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 from fedskew.methods.feddc import FedDC
 from fedskew.methods.feddyn import FedDyn
 from fedskew.methods.fednova import FedNova
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.moon import MOON
-from fedskew.models.net import Net, Seen
-from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
-from fedskew.site import Loss, Site, seeded
-from fedskew.tensors import Payload
-from fedskew.training import Natural, NotNegative
 
 # chosen on validation data for `code` and `norm` (results/fedmr-fmnist); `norm` and `paper` pull alike
 # at 16 samples a class (and 84 features for `paper`). Linear features without batch norm, such as simple-cnn's

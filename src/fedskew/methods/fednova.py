@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fedskew.drift import effective_steps, tethered
-from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.site import Loss, Site, fit
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import NotNegative
+from fedskew.core.fit import fit
+from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import NotNegative
+from fedskew.methods._shared.control_variates import effective_steps, tethered
 
 
 @dataclass(frozen=True)

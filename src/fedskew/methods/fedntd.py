@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedskew.method import Method
-from fedskew.models.net import Net
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
-from fedskew.terms import decoupled
-from fedskew.training import NotNegative, Positive
+from fedskew.core.losses import decoupled
+from fedskew.core.method import Method
+from fedskew.core.net import Net
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative, Positive
 
 
 def not_true(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:

@@ -10,8 +10,8 @@ Departure: the mean is over a round's cohort; the original's clients all take pa
 
 from dataclasses import dataclass
 
-from fedskew.method import Method, Update
-from fedskew.site import Site
+from fedskew.core.method import Method, Update
+from fedskew.core.site import Site
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,14 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedskew.generator import (
+from fedskew.core.losses import alignment
+from fedskew.core.method import Method, Update, model_of
+from fedskew.core.net import Net, Seen
+from fedskew.core.samples import Data
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, Natural, NotNegative, Positive
+from fedskew.methods._shared.generators import (
     GENERATOR,
     KINDS,
     Distance,
@@ -49,13 +56,7 @@ from fedskew.generator import (
     virtual_labels,
     virtual_set,
 )
-from fedskew.method import Method, Update, model_of
-from fedskew.models.net import Net, Seen
-from fedskew.prototypes import GROUP, Pool, class_means, no_prototypes
-from fedskew.site import Data, Loss, Site
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import alignment
-from fedskew.training import Count, Natural, NotNegative, Positive
+from fedskew.methods._shared.prototypes import GROUP, Pool, class_means, no_prototypes
 
 VIRTUAL = "virtual"  # group of the payload
 Start = Literal["real", "random"]

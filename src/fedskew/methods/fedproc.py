@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from fedskew.method import Method, Update
-from fedskew.models.net import Net, Seen
-from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net, Seen
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.methods._shared.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 
 
 def prototype_contrast(z: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedskew.method import Method, Update
-from fedskew.models.net import Net, Seen
-from fedskew.prototypes import GROUP, Pool, no_prototypes, prototypes_of
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
-from fedskew.training import NotNegative
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net, Seen
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative
+from fedskew.methods._shared.prototypes import GROUP, Pool, no_prototypes, prototypes_of
 
 Distance = Literal["mse", "l2"]
 

@@ -8,11 +8,11 @@ Departure: every client runs all its epochs (no variable work).
 
 from dataclasses import dataclass
 
-from fedskew.drift import tethered
-from fedskew.method import Method
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
-from fedskew.training import NotNegative
+from fedskew.core.method import Method
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative
+from fedskew.methods._shared.control_variates import tethered
 
 
 @dataclass(frozen=True)

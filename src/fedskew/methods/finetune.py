@@ -6,10 +6,11 @@ Federated Evaluation of On-device Personalization. 2019. arXiv:1910.10252
 
 from dataclasses import dataclass
 
-from fedskew.method import Method
-from fedskew.site import Site, fit
-from fedskew.tensors import Payload
-from fedskew.training import Natural
+from fedskew.core.fit import fit
+from fedskew.core.method import Method
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Natural
 
 
 @dataclass(frozen=True)

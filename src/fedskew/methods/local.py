@@ -6,7 +6,7 @@ Each round a client is in the cohort, it trains as FedAvg's would; there is no s
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedskew.method import Method
+from fedskew.core.method import Method
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedskew.method import Method, Update
-from fedskew.models.net import Net, Seen
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload
-from fedskew.training import NotNegative, Positive
+from fedskew.core.method import Method, Update
+from fedskew.core.net import Net, Seen
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import NotNegative, Positive
 
 PREVIOUS = {"previous": "parameters", "previous_buffers": "buffers"}  # the last own model in a client's state
 

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedskew.distil import last_linear, trained
-from fedskew.method import Method, Update, model_of
-from fedskew.models.net import Net
-from fedskew.site import Loss, Site
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import NotNegative, Positive
+from fedskew.core.method import Method, Update, model_of
+from fedskew.core.net import Net
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import NotNegative, Positive
+from fedskew.methods._shared.distillation import last_linear, trained
 
 RATIO = "ratio"  # group of the payload
 NEAR, NONE, MOST = 0.8, 10.0, 5000.0

@@ -21,12 +21,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.drift import Counted, effective_steps, next_control, tilted
-from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.models.net import Net
-from fedskew.site import Loss, Site, fit
-from fedskew.tensors import Mean, Payload, Tensors
-from fedskew.training import Positive
+from fedskew.core.fit import fit
+from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.net import Net
+from fedskew.core.site import Loss, Site
+from fedskew.core.tensors import Mean, Payload, Tensors
+from fedskew.core.training import Positive
+from fedskew.methods._shared.control_variates import Counted, effective_steps, next_control, tilted
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedskew.method import Method, Update
-from fedskew.site import Site
-from fedskew.tensors import Payload, Tensors
-from fedskew.training import NotNegative
+from fedskew.core.method import Method, Update
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import NotNegative
 
 
 def normalised(weight: Tensor, tau: float) -> Tensor:

@@ -21,13 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
 
-from fedskew.generator import endless, input_shape, new_seed, normalised, virtual_labels
-from fedskew.method import MODEL, Method, Update, mean, overlay
-from fedskew.models.net import Net
-from fedskew.site import Data, Site, copied, fit, seeded
-from fedskew.tensors import Payload, Tensors
-from fedskew.terms import alignment
-from fedskew.training import Count, NotNegative, Positive
+from fedskew.core.fit import fit
+from fedskew.core.losses import alignment
+from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.net import Net
+from fedskew.core.samples import Data
+from fedskew.core.seeding import seeded
+from fedskew.core.site import Site, copied
+from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.training import Count, NotNegative, Positive
+from fedskew.methods._shared.generators import endless, input_shape, new_seed, normalised, virtual_labels
 
 EXTRA, VIRTUAL = "extra", "virtual"  # groups of the payload: outputs of the virtual classes, the seed of D'
 LOW = (8, 8)  # size of the noise

@@ -6,11 +6,12 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from fedskew.core.net import Net, Shape
+from fedskew.core.settings import UsageError, choose, unknown
+from fedskew.core.settings import build as settle
 from fedskew.models import efficientnet, resnet, small, wrn
 from fedskew.models.layers import Layers, Norm, channels_last
-from fedskew.models.net import Kind, Net, Shape, wrap
-from fedskew.settings import Mistake, choose, unknown
-from fedskew.settings import build as settle
+from fedskew.models.net import Kind, wrap
 
 __all__ = ["REGISTRY", "Kind", "Net", "build", "listing", "wrap"]
 
@@ -61,7 +62,7 @@ def build(
     settings: Any = settle(kind.options, options, name)
     layers = Layers(_norm(name, kind, norm), fast)
     if classes < 1:
-        raise Mistake(f"a net needs at least one class, got {classes}.")
+        raise UsageError(f"a net needs at least one class, got {classes}.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         net = kind.make(tuple(shape), classes, settings, layers)
@@ -86,5 +87,5 @@ def _norm(name: str, kind: Kind, norm: str) -> Norm:
     if norm not in ("default", *get_args(Norm)):
         raise unknown("norm", norm, ("default", *get_args(Norm)))
     if norm in ("batch", "group") and not kind.normed:
-        raise Mistake(f"{name} has no normalisation layers; leave out norm={norm}.")
+        raise UsageError(f"{name} has no normalisation layers; leave out norm={norm}.")
     return "batch" if norm == "default" else norm  # type: ignore[return-value]

@@ -13,8 +13,8 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
+from fedskew.core.net import Net, Shape, image
 from fedskew.models.layers import Layers
-from fedskew.models.net import Net, Shape, image
 
 # expansion, output channels, blocks, stride of the first, kernel
 STAGES = (

@@ -6,43 +6,17 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import nn
 
+from fedskew.core.net import Net, Shape
+from fedskew.core.settings import UsageError
 from fedskew.models.layers import Layers
-from fedskew.settings import Mistake
 
-Shape = tuple[int, ...]
 Count = Annotated[int, Meta(ge=1)]
 Widths = int | str | tuple[int, ...]  # 512, "384-192" (a comma would end the option) or (384, 192)
-
-
-class Net(nn.Module):
-    """A classifier cut in two: `body` makes features [B, d], `head` makes logits [B, C]."""
-
-    def __init__(self, body: nn.Module, head: nn.Module, features: int) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-        self.features = features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.body(x)))
-
-
-class Seen:
-    """A net on a batch whose features are known: a loss may take it for the net, without a second pass."""
-
-    def __init__(self, net: Net, z: Tensor) -> None:
-        self.head, self.z = net.head, z
-
-    def body(self, x: Tensor) -> Tensor:
-        return self.z
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.z))
 
 
 @dataclass(frozen=True)
@@ -68,22 +42,12 @@ def wrap(module: nn.Module, head: str) -> Net:
         owner = body.get_submodule(parent)
         layer = owner.get_submodule(last)
     except AttributeError:
-        raise Mistake(f"the net has no layer '{head}'. {known}") from None
+        raise UsageError(f"the net has no layer '{head}'. {known}") from None
     inner = [part for part in layer.modules() if isinstance(part, nn.Linear)]
     if layer is owner or not inner:
-        raise Mistake(f"layer '{head}' cannot be a head: it must be Linear or start with one. {known}")
+        raise UsageError(f"layer '{head}' cannot be a head: it must be Linear or start with one. {known}")
     setattr(owner, last, nn.Identity())
     return Net(body, layer, inner[0].in_features)
-
-
-def image(name: str, shape: Shape, least: int = 1) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), both sides at least `least`."""
-    if len(shape) != 3 or min(shape) < 1:
-        raise Mistake(f"{name} takes images (channels, height, width), got shape {shape}; mlp takes any shape.")
-    channels, height, width = shape
-    if min(height, width) < least:
-        raise Mistake(f"{name} needs images of at least {least}x{least}, got {height}x{width}.")
-    return channels, height, width
 
 
 def widths(given: Widths) -> tuple[int, ...]:

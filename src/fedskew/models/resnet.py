@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
+from fedskew.core.net import Net, Shape, image
 from fedskew.models.layers import Layers
-from fedskew.models.net import Net, Shape, dense, image
+from fedskew.models.net import dense
 
 Path = Callable[[int, int, int, Layers], list[nn.Module]]
 

@@ -12,9 +12,10 @@ from math import prod
 
 from torch import nn
 
+from fedskew.core.net import Net, Shape, image
+from fedskew.core.settings import UsageError
 from fedskew.models.layers import ConvPool, Layers, ReluPool
-from fedskew.models.net import Count, Net, Shape, Widths, dense, image, widths
-from fedskew.settings import Mistake
+from fedskew.models.net import Count, Widths, dense, widths
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ConvNet5Options:
 
 def mlp(shape: Shape, classes: int, options: MlpOptions, layers: Layers) -> Net:
     if not shape or min(shape) < 1:
-        raise Mistake(f"mlp takes any shape of positive sizes, got {shape}.")
+        raise UsageError(f"mlp takes any shape of positive sizes, got {shape}.")
     sizes = (prod(shape), *widths(options.hidden))
     return _net(nn.Sequential(nn.Flatten(), *dense(sizes)), sizes[-1], classes)
 

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
+from fedskew.core.net import Net, Shape, image
 from fedskew.models.layers import Layers
-from fedskew.models.net import Count, Net, Shape, image
+from fedskew.models.net import Count
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedskew.checkpoint import write_atomically
+from fedskew.core.files import write_atomically
+from fedskew.core.settings import UsageError, library
 from fedskew.report.page import Page
 from fedskew.report.runs import find, grouped
 from fedskew.report.sections import section
-from fedskew.settings import Mistake, library
 
 
 def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: Path | None) -> int:
@@ -29,5 +29,5 @@ def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: P
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page.html(title).encode())
     except OSError as error:
-        raise Mistake(f"{out} cannot be written: {error.strerror}.") from None
+        raise UsageError(f"{out} cannot be written: {error.strerror}.") from None
     return len(runs)

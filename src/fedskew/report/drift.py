@@ -12,10 +12,10 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedskew.diagnostics import DIAGNOSE, drifted, feature_collapse, global_net, head_distances, whole_test
-from fedskew.experiment import assemble
+from fedskew.core.seeding import one_thread
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.diagnostics import DIAGNOSE, drifted, feature_collapse, global_net, head_distances, whole_test
 from fedskew.report.runs import Kept
-from fedskew.site import one_thread
 
 POINTS = 400  # test samples in the plane
 LEAST = 10  # below that a map of neighbours says nothing

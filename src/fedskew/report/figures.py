@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.draw import MOST
-from fedskew.evaluate import headline
+from fedskew.data.split.plot import MOST
+from fedskew.evaluation.figures import headline
 from fedskew.report.runs import Group, Kept
 
 Figure = dict[str, Any]

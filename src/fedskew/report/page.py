@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from fedskew.core.settings import library
 from fedskew.report.figures import Figure
-from fedskew.settings import library
 
 TEMPLATE = Path(__file__).with_name("page.html")
 

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedskew.compare import FIGURES, figure
-from fedskew.experiment import Experiment, from_dict, read_toml
+from fedskew.core.method import Method
+from fedskew.core.settings import UsageError
+from fedskew.core.tensors import Payload
+from fedskew.evaluation.figures import FIGURES, figure
+from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.federation.store import Entry, Store
 from fedskew.federation.wire import decode
-from fedskew.method import Method
 from fedskew.methods import REGISTRY
-from fedskew.settings import Mistake
-from fedskew.tensors import Payload
 
 BESIDE = ("method", "seed")  # what may differ between the runs of one setting
 
@@ -71,11 +71,11 @@ def find(folders: Sequence[Path]) -> list[Kept]:
     for folder in folders:
         here = sorted(folder.rglob("settings.toml"))
         if not here:
-            raise Mistake(f"{folder} holds no run: there is no settings.toml in it or below it.")
+            raise UsageError(f"{folder} holds no run: there is no settings.toml in it or below it.")
         runs += [read(path.parent) for path in here]
     begun = {run.path.resolve(): run for run in runs if run.records}
     if not begun:
-        raise Mistake(f"{folders[0]} holds no round yet: nothing to report.")
+        raise UsageError(f"{folders[0]} holds no round yet: nothing to report.")
     return list(begun.values())
 
 
@@ -90,9 +90,9 @@ def read(path: Path) -> Kept:
             json.loads(result.read_text()) if result.exists() else {},
         )
     except ValueError as error:
-        if isinstance(error, Mistake):
+        if isinstance(error, UsageError):
             raise
-        raise Mistake(f"{path} cannot be read: {error}.") from None
+        raise UsageError(f"{path} cannot be read: {error}.") from None
 
 
 def grouped(runs: Sequence[Kept]) -> list[Group]:

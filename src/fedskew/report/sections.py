@@ -8,17 +8,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedskew.checkpoint import versions
-from fedskew.compare import FIGURES
-from fedskew.data.skew import skew
-from fedskew.diagnostics import mean_distance
-from fedskew.experiment import Setting, assemble
+from fedskew.core.settings import UsageError
+from fedskew.data.split.skew import skew
+from fedskew.evaluation.figures import FIGURES, size, spread
+from fedskew.experiment.assemble import Assembled, assemble
+from fedskew.experiment.diagnostics import mean_distance
+from fedskew.experiment.run_directory import versions
+from fedskew.experiment.tracking import flat
 from fedskew.report import figures
 from fedskew.report.page import Page, table
 from fedskew.report.runs import Group, Kept
-from fedskew.settings import Mistake
-from fedskew.show import size, spread
-from fedskew.track import flat
 
 WORDS = {
     "global": "global model, test set",
@@ -44,11 +43,11 @@ def section(page: Page, group: Group, *, drift: bool, data_dir: Path | None) -> 
     setting, missing = None, ""
     try:
         setting = assemble(group.first.experiment, data_dir=data_dir)
-    except Mistake as mistake:
+    except UsageError as mistake:
         missing = str(mistake)
     names = class_names(group, setting)
     if setting is not None:
-        shown = skew(setting.deal, setting.data.y_train, setting.data.classes)
+        shown = skew(setting.partition, setting.data.y_train, setting.data.classes)
         page.add(page.chart(figures.split(shown.table, names)))
         page.add(
             f'<p class="soft">Distance to the global mix of classes {shown.mean_distance:.2f} on average '
@@ -71,7 +70,7 @@ def facts(group: Group) -> str:
     return f'<ul class="facts">{items}</ul>'
 
 
-def class_names(group: Group, setting: Setting | None) -> list[str]:
+def class_names(group: Group, setting: Assembled | None) -> list[str]:
     if setting is not None and setting.data.labels:
         return list(setting.data.labels)
     count = setting.data.classes if setting is not None else len(best_per_class(group.first) or [])
@@ -109,7 +108,7 @@ def mean_rows(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [statistics.mean(values) if values else None for values in known]
 
 
-def maps(page: Page, group: Group, names: Sequence[str], setting: Setting | None) -> None:
+def maps(page: Page, group: Group, names: Sequence[str], setting: Assembled | None) -> None:
     finished = {name: done for name, runs in group.methods.items() if (done := [r for r in runs if r.result])}
     classes = {name: [row for run in runs if (row := best_per_class(run))] for name, runs in finished.items()}
     classes = {name: rows for name, rows in classes.items() if rows}
@@ -133,7 +132,7 @@ def personal(run: Kept, client: int) -> float | None:
 
 
 def worst_clients(
-    methods: dict[str, list[Kept]], clients: Sequence[int], names: Sequence[str], setting: Setting | None
+    methods: dict[str, list[Kept]], clients: Sequence[int], names: Sequence[str], setting: Assembled | None
 ) -> str:
     """Those with the lowest accuracy over the methods, with what data they have."""
 

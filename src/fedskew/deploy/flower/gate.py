@@ -10,20 +10,28 @@ from __future__ import annotations
 import base64
 import hashlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .link import Link
+from typing import Any, Protocol
 
 REQUEST = 8 << 20  # bytes of one request: Flower's chunks are of 5 MB
 NOTES = 1000  # refusals that are told; a scan of the port need not fill the log
 BEHIND, AHEAD = 300, 5  # seconds by which a site's clock may differ (Flower's own bounds)
 
 
+class Guarded(Protocol):
+    """What the gate needs of the link behind it."""
+
+    state: Any  # Flower's link state: who is registered
+    pipe: Any
+    secure: bool
+    limit: int  # bytes of a reply
+
+    def pushed(self, key: bytes, node: int, size: int) -> bool: ...
+
+
 class Gate:
     """Lets in signed requests of known keys with a right clock, up to a size; tells the others why not."""
 
-    def __init__(self, app: Any, link: Link) -> None:
+    def __init__(self, app: Any, link: Guarded) -> None:
         self.app, self.link = app, link
         self.noted: set[str] = set()
 

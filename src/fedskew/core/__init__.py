@@ -1,0 +1,1 @@
+"""What a method is written in: tensors, sites, training, losses, seeds, settings."""

@@ -1,0 +1,143 @@
+"""A net's parameters as one buffer: an optimiser step is a few large operations, not many small ones.
+
+Each parameter becomes a view of one flat tensor, its gradient a view of another. A view keeps the
+parameter's own strides, so channels-last weights stay channels-last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fedskew.core.fast.module_index import anatomy
+from fedskew.core.losses import Corrected
+from fedskew.core.training import Training
+
+
+class Flat:
+    """Values and gradients of all of a net's parameters, in the order of `named_parameters`."""
+
+    def __init__(self, net: nn.Module) -> None:
+        parameters = [p for _, p in anatomy(net).parameters]
+        like = parameters[0].detach() if parameters else torch.empty(0)
+        self.values = like.new_empty(sum(p.numel() for p in parameters))
+        self.grads = torch.zeros_like(self.values)
+        start = 0
+        for p in parameters:
+            old = p.data if p.data.is_contiguous(memory_format=torch.channels_last) else p.data.contiguous()
+            p.data = self._view(self.values, start, old)
+            p.data.copy_(old)
+            p.grad = self._view(self.grads, start, old)
+            start += p.numel()
+
+    @staticmethod
+    def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
+        """A view of `buffer` with the shape and (dense) strides of `like`."""
+        return buffer.as_strided(like.shape, like.stride(), start)
+
+    def vector(self, net: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by name as one vector that lies as `values` do."""
+        made, start = torch.zeros_like(self.values), 0
+        for name, p in anatomy(net).parameters:
+            self._view(made, start, p.data).copy_(tensors[name])
+            start += p.numel()
+        return made
+
+    def runs(self, net: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """(values, gradients) of each contiguous run of parameters that train."""
+        spans: list[list[int]] = []
+        start = 0
+        for _, p in anatomy(net).parameters:
+            end = start + p.numel()
+            if p.requires_grad:
+                if spans and spans[-1][1] == start:
+                    spans[-1][1] = end
+                else:
+                    spans.append([start, end])
+            start = end
+        return [(self.values[a:b], self.grads[a:b]) for a, b in spans]
+
+
+def flat_of(net: nn.Module) -> Flat:
+    """The net's flat buffer, made on first use; made again if somebody gave the net other tensors."""
+    flat = net.__dict__.get("_flat")
+    named = anatomy(net).parameters
+    if flat is None or (named and named[0][1].data_ptr() != flat.values.data_ptr()):
+        flat = net.__dict__["_flat"] = Flat(net)
+    assert isinstance(flat, Flat)
+    return flat
+
+
+class FlatDescent:
+    """SGD with momentum and weight decay, or Adam, on flat runs; the same rule as torch.optim."""
+
+    def __init__(self, net: nn.Module, training: Training, corrected: Corrected | None = None) -> None:
+        """`corrected`: its terms' gradient is what each step's gradient starts from."""
+        flat = flat_of(net)
+        self.values, self.grads, self.training = flat.values, flat.grads, training
+        self.strength = corrected.strength if corrected else 0.0
+        self.tilt = flat.vector(net, corrected.tilt) if corrected and corrected.tilt is not None else None
+        self.anchor = flat.vector(net, corrected.anchor) if corrected and corrected.anchor is not None else None
+        self.runs = flat.runs(net)
+        self.velocity: list[Tensor] = []
+        self.adam: torch.optim.Adam | None = None
+        if training.optimiser == "adam":
+            leaves = [values.detach() for values, _ in self.runs]
+            for leaf, (_, grad) in zip(leaves, self.runs, strict=True):
+                leaf.requires_grad_().grad = grad
+            self.adam = torch.optim.Adam(leaves, lr=training.lr, weight_decay=training.weight_decay)
+
+    def zero_grad(self) -> None:
+        if self.anchor is None:
+            self.grads.zero_() if self.tilt is None else self.grads.copy_(self.tilt)
+            return
+        torch.sub(self.values, self.anchor, out=self.grads).mul_(self.strength)
+        if self.tilt is not None:
+            self.grads.add_(self.tilt)
+
+    def step(self) -> None:  # on buffers that autograd does not know, so it need not be told to look away
+        settings = self.training
+        if settings.clip is not None:
+            norm = torch.stack([grad.norm() for _, grad in self.runs]).norm()
+            scale = (settings.clip / (norm + 1e-6)).clamp(max=1.0)
+            for _, grad in self.runs:
+                grad.mul_(scale)
+        if self.adam is not None:
+            self.adam.step()
+            return
+        first = not self.velocity
+        for i, (values, grad) in enumerate(self.runs):
+            if settings.weight_decay:
+                grad.add_(values, alpha=settings.weight_decay)
+            if settings.momentum:
+                if first:
+                    self.velocity.append(grad.clone())
+                else:
+                    self.velocity[i].mul_(settings.momentum).add_(grad)
+                grad = self.velocity[i]
+            values.add_(grad, alpha=-settings.lr)
+
+
+class PlainDescent:
+    """torch.optim, as anyone would write it: the reference the flat one is tested against."""
+
+    def __init__(self, net: nn.Module, training: Training) -> None:
+        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self.clip = training.clip
+        self.optimiser: torch.optim.Optimizer
+        if training.optimiser == "adam":
+            self.optimiser = torch.optim.Adam(self.parameters, lr=training.lr, weight_decay=training.weight_decay)
+        else:
+            self.optimiser = torch.optim.SGD(
+                self.parameters, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay
+            )
+
+    def zero_grad(self) -> None:
+        self.optimiser.zero_grad()
+
+    def step(self) -> None:
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimiser.step()

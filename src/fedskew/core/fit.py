@@ -1,0 +1,111 @@
+"""`fit`: the only training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedskew.core.augment import parse_augment
+from fedskew.core.fast.flat import FlatDescent, PlainDescent
+from fedskew.core.fast.module_index import anatomy, set_mode
+from fedskew.core.losses import Corrected
+from fedskew.core.site import Loss, Site
+from fedskew.core.training import Training
+
+CHUNK = 1 << 21  # bytes of float input prepared at a time: large enough to spare calls, small enough for the cache
+
+
+class Fit(NamedTuple):
+    """What a training loop did."""
+
+    steps: int
+    loss: float  # mean over its steps; 0 without a step
+
+
+def fit(
+    site: Site,
+    loss: Loss,
+    *,
+    train: str | tuple[str, ...] = "",
+    epochs: int | None = None,
+    steps: int | None = None,
+    training: Training | None = None,
+    move_statistics: bool = False,
+) -> Fit:
+    """Minimise `loss` over the site's data.
+
+    Only parameters whose names start with `train` move ("" is all, "head." the classifier). A part
+    (body, head) in which nothing moves runs in evaluation mode, so its batch-norm statistics stay
+    too, unless `move_statistics` asks for it. `epochs` or `steps` override the settings' length.
+    """
+    net, training = site.net, training or site.training
+    own = anatomy(net)
+    for name, parameter in own.parameters:
+        parameter.requires_grad_(name.startswith(train))
+    set_mode(own.layers, True)
+    for layers, parameters in own.parts:
+        set_mode(layers, move_statistics or any(p.requires_grad for p in parameters))
+    if training.batch_norm == "frozen":
+        set_mode(own.norms, False)
+    if site.fast:
+        corrected = loss if isinstance(loss, Corrected) else None
+        descent: FlatDescent | PlainDescent = FlatDescent(net, training, corrected)
+        loss = corrected.loss if corrected else loss
+    else:
+        descent = PlainDescent(net, training)
+    done, total = 0, 0.0
+    # layers that draw (dropout) read the global generator: give it the site's seed, and give it back
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
+        for x, y in batches(site, training, epochs=epochs, steps=steps):
+            descent.zero_grad()
+            value = loss(net, x, y)
+            value.backward()  # type: ignore[no-untyped-call]
+            descent.step()
+            total += value.item()
+            done += 1
+    return Fit(done, total / max(done, 1))
+
+
+def batches(
+    site: Site, training: Training, *, epochs: int | None = None, steps: int | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled batches: `steps` of them, or `epochs` passes, else as the settings say.
+
+    Batch norm cannot train on one sample: where a net has it, a last lone sample joins the batch
+    before it, and a client's only sample is taken twice.
+    """
+    data, size = site.data, training.batch_size
+    if len(data) == 0:
+        return
+    if epochs is None and steps is None:
+        epochs, steps = training.epochs, training.steps
+    augment = parse_augment(training.augment)
+    change = None if augment is None else (lambda x: augment(x, site.rng))
+    lonely = len(data) % size == 1 and bool(anatomy(site.net).norms)
+    drop = training.drop_last and len(data) >= size
+
+    def pass_over() -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(data), generator=site.rng)
+        if drop:
+            order = order[: len(order) // size * size]
+        elif lonely and len(order) == 1:
+            order = order.repeat(2)
+        sizes = [size] * (len(order) // size) + [len(order) % size] * (len(order) % size > 0)
+        if lonely and not drop and len(sizes) > 1:
+            sizes[-2:] = [sum(sizes[-2:])]
+        per_chunk = max(1, CHUNK // (size * data.x[0].numel() * 4))
+        while sizes:
+            now, sizes = sizes[:per_chunk], sizes[per_chunk:]
+            x, y = data.take(order[: sum(now)], change)
+            order = order[sum(now) :]
+            if not site.fast:
+                x = x.contiguous()
+            yield from zip(torch.split(x.to(site.device), now), torch.split(y.to(site.device), now), strict=True)
+
+    passes = range(epochs or 0) if steps is None else count()
+    yield from islice((batch for _ in passes for batch in pass_over()), steps)

@@ -1,0 +1,78 @@
+"""The samples of one site, and how they become the batches a net sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples of one site: an index into arrays that all sites share, never a copy of them.
+
+    Images are uint8 [n, h, w, c] and become normalised float32 [b, c, h, w] batch by batch, in
+    channels-last memory; anything else is float and passes as it is.
+    """
+
+    x: Tensor
+    y: Tensor  # int64 labels of all of x
+    index: Tensor  # int64, this site's samples
+    mean: tuple[float, ...] = ()  # per channel, of x / 255
+    std: tuple[float, ...] = ()
+    noise: float = 0.0  # standard deviation of this client's input noise (feature skew)
+    rotation: float = 0.0  # this client's turn in degrees (feature skew)
+    seed: int = 0  # of this client's noise
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y[self.index]
+
+    def part(self, positions: Tensor) -> Data:
+        """The samples at these positions of the index."""
+        return replace(self, index=self.index[positions])
+
+    def take(self, positions: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs as a net sees them, and labels."""
+        chosen = self.index[positions]
+        x = self.x.index_select(0, chosen)
+        if augment is not None:
+            x = augment(x)
+        if x.dtype == torch.uint8:
+            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
+            x = x.float().sub_(mean * 255).div_(std * 255).permute(0, 3, 1, 2)
+        if self.rotation or self.noise:
+            x = self._skewed(x, chosen)
+        return x, self.y.index_select(0, chosen)
+
+    def _skewed(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Feature skew: a pure function of client and sample, so a sample looks the same whenever it is drawn."""
+        if self.rotation:
+            x = rotated(x, self.rotation)
+        if self.noise:
+            own = torch.Generator()
+            draws = [torch.randn(x.shape[1:], generator=own.manual_seed(self.seed + int(i))) for i in chosen]
+            x = x + self.noise * torch.stack(draws)
+        return x
+
+
+def rotated(x: Tensor, degrees: float) -> Tensor:
+    """Images [b, c, h, w] turned about their centre; quarter turns are exact."""
+    if degrees % 90 == 0:
+        return torch.rot90(x, int(degrees // 90) % 4, (2, 3))
+    turn = torch.tensor(degrees).deg2rad()
+    matrix = torch.stack(
+        [torch.stack([turn.cos(), -turn.sin(), turn * 0]), torch.stack([turn.sin(), turn.cos(), turn * 0])]
+    )
+    grid = nn.functional.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+def pieces(n: int, size: int) -> Iterator[Tensor]:
+    """The positions 0..n-1, `size` at a time."""
+    return (torch.arange(start, min(start + size, n)) for start in range(0, n, size))

@@ -1,0 +1,107 @@
+"""Settings from text: `name:key=value,...`, TOML tables, `--set`. The border where mistakes are caught.
+
+Every setting is a field of a frozen dataclass; its type (with `Annotated[..., Meta(...)]` bounds)
+is the check. What does not fit becomes a `UsageError`: one sentence, the nearest valid choice, exit 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+T = TypeVar("T")
+LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+
+
+class UsageError(ValueError):
+    """A user's mistake, said in one sentence: what was given and what would do."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
+    """The sentence for a name that is not there: `unknown split 'iidd'; did you mean 'iid'? ...`"""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ";"
+    return UsageError(f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}.")
+
+
+def choose(kind: str, given: str, known: Mapping[str, T]) -> T:
+    """The entry of a registry, or the `unknown` sentence."""
+    if given not in known:
+        raise unknown(kind, given, known)
+    return known[given]
+
+
+def build(kind: type[T], values: Mapping[str, Any], what: str) -> T:
+    """A frozen dataclass from plain values (numbers may be text). Raises `UsageError`."""
+    fields = {f.name for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise unknown(f"setting of {what}", key, fields)
+    required = [f.name for f in dataclasses.fields(kind) if f.init and f.default is f.default_factory]  # type: ignore[arg-type]
+    for name in required:
+        if name not in values:
+            raise UsageError(f"{what} needs {name}=..., which was not given.")
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(_sentence(kind, values, what, str(error))) from None
+
+
+def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> str:
+    problem, _, where = error.partition(" - at `$")
+    key = re.match(r"\.(\w+)", where)
+    if key is None:  # raised by __post_init__, which speaks for itself
+        return problem if what in problem else f"{what}: {problem}"
+    name = key.group(1)
+    hint = get_type_hints(kind, include_extras=True)[name]
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    choices = [c for option in options if get_origin(option) is Literal for c in get_args(option)]
+    numbers = "".join(f"{number} or " for number in map(_number, options) if number)
+    wanted = f"expected {numbers}one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
+    wanted = re.sub(r", got `\w+`", "", wanted).replace("`", "")
+    return f"{what}: {name}={values[name]!r} will not do: {wanted}."
+
+
+def _number(option: Any) -> str:
+    """A number's type in words, with its limits; "" for other types."""
+    base, *more = get_args(option) if get_origin(option) is Annotated else (option,)
+    if base not in (int, float):
+        return ""
+    found = {key: getattr(meta, key, None) for meta in more for key in LIMITS}
+    limits = " and ".join(f"{LIMITS[key]} {value:g}" for key, value in found.items() if value is not None)
+    return f"a number {limits}".strip()
+
+
+def parse(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
+    """`a:x=1,y=2+b:z=3` -> [("a", {"x": "1", "y": "2"}), ("b", {"z": "3"})]."""
+    steps = []
+    for part in text.split("+"):
+        name, _, rest = part.strip().partition(":")
+        options: dict[str, str] = {}
+        for pair in filter(None, (piece.strip() for piece in rest.split(","))):
+            key, equals, value = (piece.strip() for piece in pair.partition("="))
+            if not equals or not key or not value:
+                raise UsageError(f"{kind} '{part.strip()}' has '{pair}' where key=value was expected.")
+            if key in options:
+                raise UsageError(f"{kind} '{part.strip()}' gives {key} twice.")
+            options[key] = value
+        if not name:
+            raise UsageError(f"{kind} '{text}' has an empty part; write name:key=value,...+name:key=value,...")
+        steps.append((name, options))
+    return steps
+
+
+def library(name: str, extra: str) -> Any:
+    """An optional package, or the sentence that says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(f"this needs the package {name}: pip install 'fedskew[{extra}]'.") from None

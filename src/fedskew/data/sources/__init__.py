@@ -1,0 +1,1 @@
+"""Where data come from: named sets, files, folders, tables, a hub."""

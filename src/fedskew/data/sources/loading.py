@@ -1,0 +1,107 @@
+"""Data sets by name or path: found, fetched if need be, and checked to be what they should be."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedskew.core.settings import UsageError, choose
+from fedskew.data.dataset import Array, Arrays, DataSet, as_images, moments, owner_codes
+from fedskew.data.sources import hub
+from fedskew.data.sources.catalogue import SOURCES, Found, Source
+from fedskew.data.sources.formats import read_npz, reading, write_npz
+from fedskew.data.sources.user_data import from_dataset, is_path, load_own
+
+__all__ = ["SOURCES", "DataSet", "default_folder", "from_dataset", "listing", "load"]
+
+
+def default_folder() -> Path:
+    """FEDSKEW_DATA, else `fedskew` in the user's cache folder."""
+    if given := os.environ.get("FEDSKEW_DATA"):
+        return Path(given).expanduser()
+    caches = {"win32": ("LOCALAPPDATA", "~/AppData/Local"), "darwin": ("", "~/Library/Caches")}
+    variable, usual = caches.get(sys.platform, ("XDG_CACHE_HOME", "~/.cache"))
+    return Path(os.environ.get(variable) or usual).expanduser() / "fedskew"
+
+
+def load(name: str, folder: Path | None = None) -> DataSet:
+    """A named set from the data folder (fetched if it is not there), or the user's own from a path."""
+    if name not in SOURCES and is_path(name):
+        return load_own(name)
+    source = choose("data set", name, SOURCES)
+    folder = folder or default_folder()
+    found = _find(name, source, folder)
+    if found is None:
+        if name not in hub.HUB or not hub.available():
+            raise UsageError(_absent(name, source, folder))
+        found = folder / f"{name}.npz", hub.fetch(name, source.size)
+        data = _data_set(name, source, *found)  # checked before it is kept
+        write_npz(*found)
+        return data
+    return _data_set(name, source, *found)
+
+
+def listing(folder: Path | None = None) -> list[dict[str, Any]]:
+    """Every named set: whether it is there, where, its counts, and "ok" or what is wrong with it. Fetches nothing."""
+    folder = folder or default_folder()
+    return [_row(name, source, folder) for name, source in SOURCES.items()]
+
+
+def _row(name: str, source: Source, folder: Path) -> dict[str, Any]:
+    h, w, c = source.size
+    row: dict[str, Any] = {"name": name, "present": True, "where": str(folder), "train": sum(source.train)}
+    row |= {"test": sum(source.test), "shape": (c, h, w), "classes": len(source.labels), "owners": 0, "verified": "ok"}
+    try:
+        found = _find(name, source, folder)
+        if found is None:
+            return row | {"present": False, "verified": "missing"}
+        row["where"] = str(found[0])
+        data = _data_set(name, source, *found)
+    except UsageError as mistake:
+        return row | {"verified": str(mistake)}
+    owners = 0 if data.owners_train is None else len(np.unique(data.owners_train))
+    return row | {"train": len(data.y_train), "test": len(data.y_test), "owners": owners}
+
+
+def _find(name: str, source: Source, folder: Path) -> Found | None:
+    path = folder / f"{name}.npz"
+    return (path, read_npz(path)) if path.exists() else source.find(folder)
+
+
+def _absent(name: str, source: Source, folder: Path) -> str:
+    keys = "x_train, y_train, x_test, y_test" + (", u_train, u_test" if source.owners else "")
+    forms = f"{name}.npz (with {keys})" + (f" or {source.form}" if source.form else "")
+    fetch = "; `pip install 'fedskew[hub]'` would fetch it" if name in hub.HUB else ""
+    return f"{name} is not in {folder}: put {forms} there{fetch}."
+
+
+def _data_set(name: str, source: Source, where: Path, arrays: Arrays) -> DataSet:
+    with reading(where):
+        for key in ("x_test", "y_test", *(("u_train", "u_test") if source.owners else ())):
+            if key not in arrays:
+                raise ValueError(f"it has no {key}")
+        x_train, y_train = _checked(source, arrays, "train", source.train)
+        x_test, y_test = _checked(source, arrays, "test", source.test)
+    mean, std = (source.mean, source.std) if source.mean else moments(x_train)
+    owners = owner_codes(arrays)
+    return DataSet(name, x_train, y_train, x_test, y_test, len(source.labels), *owners, mean, std, source.labels)
+
+
+def _checked(source: Source, arrays: Arrays, part: str, published: tuple[int, ...]) -> tuple[Array, Array]:
+    """Images and labels of one part, or ValueError: a run on something else under this name would mislead."""
+    x, y, classes = arrays[f"x_{part}"], arrays[f"y_{part}"], len(source.labels)
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or as_images(x[:1]).shape[1:] != source.size:
+        raise ValueError(f"x_{part} is {x.dtype} of shape {x.shape}, not uint8 [n, {', '.join(map(str, source.size))}]")
+    if y.dtype.kind not in "iu" or (len(y) and not 0 <= y.min() <= y.max() < classes):
+        raise ValueError(f"y_{part} has labels other than 0 to {classes - 1}")
+    counts = np.bincount(y, minlength=classes)
+    if published and len(y) != sum(published):
+        raise ValueError(f"it has {len(y)} {part} samples, the published set has {sum(published)}")
+    for label, (count, wanted) in enumerate(zip(counts, published, strict=False)):
+        if count != wanted:
+            raise ValueError(f"class {label} has {count} {part} samples, in the published set {wanted}")
+    return as_images(x), y.astype(np.int64)

@@ -1,0 +1,1 @@
+"""How samples come to clients: chains of cuts, one partitioner, feature skews."""

@@ -1,0 +1,1 @@
+"""Scores of models, and the one vocabulary of figures."""

@@ -1,0 +1,1 @@
+"""One experiment: its settings, its run, its directory."""

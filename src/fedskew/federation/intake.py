@@ -1,0 +1,129 @@
+"""Where an update is checked: replies become updates here, or a reason why not."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedskew.core.method import Method, Update
+from fedskew.core.samples import Data
+from fedskew.core.seeding import seeded
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.federation.protocol import QuorumLost, Reply
+from fedskew.federation.wire import Entry, layout_of, size_of
+
+
+class Intake:
+    """The border where replies become updates: checked, counted, handed on one at a time."""
+
+    def __init__(self, replies: Iterator[Reply], layout: tuple[Entry, ...], quorum: int) -> None:
+        self.replies, self.layout, self.quorum = replies, layout, quorum
+        self.accepted: list[int] = []
+        self.lost: dict[int, str] = {}
+        self.bytes: dict[str, int] = {}
+        self.client_seconds = self.waited = self.weight = 0.0
+        self.sums: dict[str, float] = {}
+        self.spent = False
+        self.first = next(self._checked(), None)
+        if self.first is None:
+            self._enough()
+
+    def __iter__(self) -> Iterator[Update]:
+        if self.first is not None:
+            yield self.first
+            yield from self._checked()
+        self._enough()
+
+    def finish(self) -> None:
+        """A method need not read to the end; the replies it left are taken and dropped."""
+        if not self.spent:
+            for _ in self._checked():
+                pass
+            self._enough()
+
+    def means(self) -> dict[str, float]:
+        return {name: total / self.weight for name, total in self.sums.items()} if self.weight else {}
+
+    def _enough(self) -> None:
+        if len(self.accepted) < self.quorum:
+            reasons = "; ".join(f"client {client} {why}" for client, why in list(self.lost.items())[:3])
+            raise QuorumLost(
+                f"{len(self.accepted)} of {len(self.accepted) + len(self.lost)} clients gave a usable update, "
+                f"{self.quorum} are needed ({reasons or 'nobody was asked'})"
+            )
+
+    def _checked(self) -> Iterator[Update]:
+        while True:
+            began = time.perf_counter()
+            reply = next(self.replies, None)
+            self.waited += time.perf_counter() - began
+            if reply is None:
+                self.spent = True
+                return
+            self.client_seconds += reply.seconds
+            why = reply.note if reply.update is None else fault_of(reply.update, self.layout)
+            if reply.update is None or why:
+                self.lost[reply.client] = why
+                continue
+            self.accepted.append(reply.client)
+            for group, size in size_of(reply.update.payload).items():
+                self.bytes[group] = self.bytes.get(group, 0) + size
+            self.weight += reply.update.weight
+            for name, value in reply.update.metrics.items():
+                self.sums[name] = self.sums.get(name, 0.0) + value * reply.update.weight
+            yield reply.update
+
+
+def fault_of(update: Update, layout: tuple[Entry, ...]) -> str:
+    """Why an update cannot be used, or ''. Groups, names, types and shapes must be those of this method's client."""
+    if not (update.weight > 0 and update.weight < float("inf")):
+        return f"sent the weight {update.weight}"
+    got = layout_of(update.payload)
+    if got != layout:
+        given, wanted = dict(_by_name(got)), dict(_by_name(layout))
+        if missing := sorted(wanted.keys() - given.keys()):
+            return f"sent no {missing[0]}"
+        if extra := sorted(given.keys() - wanted.keys()):
+            return f"sent {extra[0]}, which is not part of the update"
+        if wrong := sorted(name for name in wanted if wanted[name] != given[name]):
+            name = wrong[0]
+            return f"sent {name} as {_shape(given[name])}, wanted {_shape(wanted[name])}"
+    for group, tensors in update.payload.items():
+        for name, t in tensors.items():
+            if t.is_floating_point() and not _finite(t):
+                return f"sent a value that is not finite in {group}/{name}"
+    return ""
+
+
+def _by_name(layout: tuple[Entry, ...]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    return ((f"{group}/{name}", (kind, shape)) for group, name, kind, shape in layout)
+
+
+def _shape(entry: tuple[str, tuple[int, ...]]) -> str:
+    return f"{entry[0]}{list(entry[1])}"
+
+
+def _finite(t: Tensor) -> bool:
+    # the sum is finite unless a value is not, or it overflows: only then is every value looked at
+    return math.isfinite(t.sum().item()) or bool(t.isfinite().all())
+
+
+def expected_layout(method: Method, site: Site, broadcast: Payload) -> tuple[Entry, ...]:
+    """What this method's client sends, learnt by one step on made-up samples, one of each class."""
+    rng = seeded(0)
+    shape = (max(site.classes, 2), *site.data.x.shape[1:])
+    if site.data.x.dtype == torch.uint8:
+        x = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
+    else:
+        x = torch.randn(shape, generator=rng)
+    y = torch.arange(len(x)) % site.classes
+    data = Data(x, y, torch.arange(len(x)), site.data.mean, site.data.std)
+    training = replace(site.training, steps=1, batch_size=len(x), augment="")
+    update, _ = method.client(replace(site, data=data, training=training, client=0), broadcast, {})
+    return layout_of(update.payload)

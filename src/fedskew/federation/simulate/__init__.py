@@ -1,0 +1,1 @@
+"""A federation on one machine or a Ray cluster."""

@@ -1,0 +1,160 @@
+"""Label-conditional generators: their layers, how they are drawn to prototypes, and the virtual sets they make.
+
+A virtual set lies class by class, so its labels follow from its length. It is made by the generator in evaluation
+mode from a seed: a site that has both makes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from fedskew.core.net import Shape, image
+from fedskew.core.samples import Data
+from fedskew.core.seeding import seeded
+from fedskew.core.site import copied
+from fedskew.core.tensors import Tensors
+
+GENERATOR = "generator"  # group of the payload it travels in
+NOISE = 512  # of the generators of images
+WIDTHS = (128, 256, 512, 1024)
+CHANNELS = (32, 16)
+Distance = Literal["squared", "norm"]
+SEEDS = 1 << 32  # of which `seeded` keeps all bits
+
+
+class Generator(nn.Module):
+    """Noise [n, noise] and labels [n] in, samples of one shape out."""
+
+    def __init__(self, layers: nn.Module, noise: int, classes: int, shape: Shape) -> None:
+        super().__init__()
+        self.layers, self.noise, self.classes, self.shape = layers, noise, classes, shape
+
+    def forward(self, eps: Tensor, y: Tensor) -> Tensor:
+        given = torch.cat([eps, one_hot(y, self.classes).to(eps.dtype)], 1)
+        made: Tensor = self.layers(given)
+        return made.view(len(y), *self.shape)
+
+
+def fully_connected(shape: Shape, classes: int) -> Generator:
+    """Five linear layers, batch norm and LeakyReLU between them, tanh at the end: FedPG's."""
+    layers = nn.Sequential()
+    for inputs, outputs in pairwise((NOISE + classes, *WIDTHS)):
+        layers.extend([nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.LeakyReLU(0.2)])
+    layers.extend([nn.Linear(WIDTHS[-1], prod(shape)), nn.Tanh()])
+    return Generator(layers, NOISE, classes, shape)
+
+
+def convolutional(shape: Shape, classes: int) -> Generator:
+    """A linear layer to a quarter of the size, twice upsampled and convolved, tanh at the end; images of any size."""
+    channels, height, width = image("gen=cnn", shape)
+    (half, quarter), (first, second) = ([(-(-height // k), -(-width // k)) for k in (2, 4)]), CHANNELS
+    layers = nn.Sequential(
+        nn.Linear(NOISE + classes, first * prod(quarter)),
+        nn.Unflatten(1, (first, *quarter)),
+        nn.BatchNorm2d(first),
+        nn.LeakyReLU(0.2),
+        nn.Upsample(half),
+        nn.Conv2d(first, second, 3, padding=1),
+        nn.BatchNorm2d(second),
+        nn.LeakyReLU(0.2),
+        nn.Upsample((height, width)),
+        nn.Conv2d(second, channels, 3, padding=1),
+        nn.Tanh(),
+    )
+    return Generator(layers, NOISE, classes, shape)
+
+
+KINDS: dict[str, Callable[[Shape, int], Generator]] = {"fc": fully_connected, "cnn": convolutional}
+
+
+def drawn(make: Callable[[], Generator], rng: torch.Generator) -> Generator:
+    """A generator whose first values come from `rng`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(new_seed(rng))
+        return make()
+
+
+def rebuilt(make: Callable[[], Generator], values: Tensors) -> Generator:
+    """A generator with copies of these values."""
+    with torch.device("meta"):  # nothing is drawn that would be overwritten
+        generator = make()
+    generator.to_empty(device="cpu").load_state_dict(values)
+    return generator
+
+
+def new_seed(rng: torch.Generator) -> int:
+    return int(torch.randint(SEEDS, (), generator=rng))
+
+
+def values_of(generator: Generator) -> Tensors:
+    """Parameters and statistics, copied."""
+    return Tensors({name: copied(t) for name, t in generator.state_dict().items()})
+
+
+def virtual_labels(classes: int, each: int) -> Tensor:
+    return torch.arange(classes).repeat_interleave(each)
+
+
+@torch.no_grad()
+def virtual_set(generator: Generator, each: int, seed: int) -> Tensor:
+    """`each` samples of every class, class by class. Made on the CPU: other devices have other bits."""
+    y = virtual_labels(generator.classes, each)
+    eps = torch.rand(len(y), generator.noise, generator=seeded(seed))
+    made: Tensor = generator.cpu().eval()(eps, y)
+    return made
+
+
+def input_shape(data: Data) -> Shape:
+    """The shape of one sample as a net sees it."""
+    shape = tuple(data.x.shape[1:])
+    return (shape[-1], *shape[:-1]) if data.x.dtype == torch.uint8 else shape
+
+
+def normalised(pixels: Tensor, data: Data) -> Tensor:
+    """Pixels in [0, 1] as a net sees them; what is not an image passes."""
+    if not data.mean:
+        return pixels
+    mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (data.mean, data.std))
+    return (pixels - mean) / std
+
+
+def endless(x: Tensor, y: Tensor, size: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Whole batches of a set for ever, shuffled anew for each pass; the rest of a pass is left out."""
+    while True:
+        order = torch.randperm(len(y), generator=rng)
+        for chosen in torch.split(order[: max(size, len(y) // size * size)], size):
+            yield x[chosen], y[chosen]
+
+
+def distances(z: Tensor, P: Tensor, tau: float, distance: Distance) -> Tensor:
+    """tau |z - P|^2, or |z - P| / tau; [n, classes]. By differences: an expanded square can be negative."""
+    norm = torch.cdist(z, P, compute_mode="donot_use_mm_for_euclid_dist")
+    return tau * norm.square() if distance == "squared" else norm / tau
+
+
+def distance_cross_entropy(z: Tensor, y: Tensor, P: Tensor, tau: float, distance: Distance = "squared") -> Tensor:
+    """CE of these distances, taken for negative logits: FedPG's Eq. 8, mean over samples."""
+    return cross_entropy(-distances(z, P, tau, distance), y)
+
+
+def anchoring(virtual: Tensor, P: Tensor, known: Tensor, tau: float, distance: Distance = "squared") -> Tensor:
+    """FedPG's Eq. 6 and 7: virtual prototypes to their real ones, over the `known` classes (a mask)."""
+    own, real = virtual[known], P[known]
+    if len(own) < 2:
+        return (own - real).square().sum()
+    return distance_cross_entropy(own, torch.arange(len(own), device=own.device), real, tau, distance)
+
+
+def nearest_is_own(z: Tensor, y: Tensor, P: Tensors) -> float:
+    """The share of features whose nearest known prototype is their class's; of classes with a prototype."""
+    known = P["count"] > 0
+    z, y = z[known[y]], y[known[y]]
+    near = torch.cdist(z, P["mean"]).masked_fill(~known, torch.inf).argmin(1)
+    return float((near == y).float().mean())

@@ -1,0 +1,1 @@
+"""Published tables as recipes: run, compared with the paper, judged."""

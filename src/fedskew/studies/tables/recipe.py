@@ -1,0 +1,226 @@
+"""Published tables as recipes: one TOML file a table, here beside this module (and as `experiments/tables`).
+
+title, source, notes    what the table is; readings where the paper is silent
+figure                  what is tabled (a word of FIGURES); better = "lower" where less is more
+tolerance               how far from the paper still counts as reproduced, in the table's unit
+seeds, baseline, proposed
+[columns]               name = "method:field=value,...", or {method = "...", figure = "..."}
+[settings]              an experiment, as in `fedskew run --config`: the paper's
+[rows.NAME]             settings that differ in this row, and
+    paper               the published values, in the order of the columns; nan where it has none
+    options             settings of methods in this row, by column; "*" is every method that has them
+    mean_over           settings of several experiments whose mean the row is
+[reduced]               the scale for two CPU cores: `what` was reduced, in words; minutes; optionally
+                        rows, columns, seeds; cut (put before every split), clients (of every split);
+                        settings, options as above
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fedskew.core.settings import UsageError, build, choose, parse, unknown
+from fedskew.core.training import Count, Positive
+from fedskew.evaluation.figures import FIGURES as PLACES
+from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
+from fedskew.experiment.diagnostics import DIAGNOSED
+from fedskew.methods import REGISTRY
+
+HOME = Path(__file__).parent / "recipes"
+BESIDE = ("paper", "options", "mean_over")  # what a row has beside settings
+Scale = Literal["paper", "reduced"]
+Tree = dict[str, Any]
+FIGURES = dict.fromkeys(PLACES, "%") | {  # word -> unit
+    "rounds_to_baseline": "rounds",  # until the accuracy the baseline ends with
+    "parameters": "M",  # numbers a client sends in the last round, in millions of 4 bytes
+    "round_seconds": "s",
+    **dict.fromkeys(DIAGNOSED, ""),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    method: str
+    figure: str = ""  # "": the table's
+
+
+@dataclass(frozen=True)
+class Reduced:
+    what: str  # was reduced, in words
+    minutes: Positive  # that the whole table takes on two cores, about
+    rows: tuple[str, ...] = ()  # (): all
+    columns: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    cut: str = ""  # put before every split
+    clients: Count | None = None  # in place of those a split names
+    settings: Tree = field(default_factory=dict)
+    options: dict[str, Tree] = field(default_factory=dict)
+
+    def split(self, text: str) -> str:
+        """A row's split at this scale."""
+        if self.clients:
+            text, found = re.subn(r"\bclients=\d+", f"clients={self.clients}", text)
+            if not found:
+                raise UsageError(
+                    f"[reduced] has clients={self.clients}, but the split '{text}' names none: add clients=..."
+                )
+        return f"{self.cut}+{text}" if self.cut else text
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row has beside the settings of its experiments."""
+
+    paper: tuple[float, ...]  # by column; nan where the paper has no value
+    options: dict[str, Tree] = field(default_factory=dict)
+    mean_over: tuple[Tree, ...] = ({},)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    title: str
+    source: str
+    columns: dict[str, str | Tree]
+    rows: dict[str, Tree]
+    reduced: Reduced = field(default_factory=lambda: Reduced("nothing", 1.0))
+    settings: Tree = field(default_factory=dict)
+    figure: str = "global"
+    better: Literal["higher", "lower"] = "higher"
+    tolerance: Positive = 2.0
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baseline: str = "FedAvg"
+    proposed: str = ""  # the column whose gain over the baseline is the paper's claim
+    notes: str = ""
+    name: str = ""
+
+    @cached_property
+    def parsed_columns(self) -> dict[str, Column]:
+        return {
+            name: Column(c) if isinstance(c, str) else build(Column, c, f"column '{name}' of table {self.name}")
+            for name, c in self.columns.items()
+        }
+
+    @cached_property
+    def parsed_rows(self) -> dict[str, Row]:
+        return {name: self._row(name, values) for name, values in self.rows.items()}
+
+    def _row(self, name: str, values: Tree) -> Row:
+        own = {key: value for key, value in values.items() if key in BESIDE}
+        row = build(Row, own, f"row '{name}' of table {self.name}")
+        if len(row.paper) != len(self.columns):
+            raise UsageError(
+                f"row '{name}' of table {self.name} has {len(row.paper)} values in paper; give one for each of the "
+                f"{len(self.columns)} columns, nan where the paper has none."
+            )
+        return row
+
+    def figure_of(self, column: str) -> str:
+        return self.parsed_columns[column].figure or self.figure
+
+    def paper(self, row: str, column: str) -> float | None:
+        value = self.parsed_rows[row].paper[list(self.columns).index(column)]
+        return None if math.isnan(value) else value
+
+    def chosen(self, scale: Scale, what: Literal["rows", "columns"], wanted: Sequence[str]) -> list[str]:
+        """The rows or columns to run: those wanted, else all of this scale."""
+        every = list(getattr(self, what))
+        for name in wanted:
+            if name not in every:
+                raise unknown(f"{what[:-1]} of table {self.name}", name, every)
+        scaled = list(getattr(self.reduced, what)) if scale == "reduced" else []
+        return [name for name in every if name in (wanted or scaled or every)]
+
+    def chosen_seeds(self, scale: Scale) -> tuple[int, ...]:
+        return (self.reduced.seeds if scale == "reduced" else ()) or self.seeds
+
+    def experiments(self, row: str, column: str, seed: int, scale: Scale) -> list[Experiment]:
+        """The experiments whose mean a cell is: usually one."""
+        place = self.parsed_rows[row]
+        own = {key: value for key, value in self.rows[row].items() if key not in BESIDE}
+        less = self.reduced if scale == "reduced" else None
+        layers = [place.options] + ([less.options] if less else [])
+        method = method_of(with_options(self.parsed_columns[column].method, column, layers))
+        made = []
+        for variant in place.mean_over:
+            values: Tree = {}
+            for layer in (self.settings, own, variant, less.settings if less else {}):
+                merge(values, layer)
+            if less:
+                values["split"] = less.split(values.get("split", Experiment.split))
+            values["seed"] = seed
+            if self.figure_of(column) in DIAGNOSED:
+                merge(values, {"evaluation": {"diagnose": True}})
+            made.append(replace(from_dict(values), method=method))
+        return made
+
+
+def with_options(text: str, column: str, layers: Sequence[Mapping[str, Tree]]) -> str:
+    """A method's text with the options that rows and scales add to it: for all that have them ("*"), then its own."""
+    name, options = parse(text, "method")[0]
+    fields = {f.name for f in dataclasses.fields(choose("method", name, REGISTRY))}
+    for layer in layers:
+        general = {key: value for key, value in layer.get("*", {}).items() if key in fields}
+        options |= {key: _written(value) for key, value in (general | layer.get(column, {})).items()}
+    return name + (":" + ",".join(f"{key}={value}" for key, value in options.items()) if options else "")
+
+
+def _written(value: Any) -> str:
+    return "-".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def merge(values: Tree, more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            merge(values[key], value)
+        else:
+            values[key] = copy.deepcopy(value)
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HOME.glob("*.toml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A table by its name, or one of your own by its path; every cell of it is tried."""
+    path = Path(name) if name.endswith(".toml") else HOME / f"{name}.toml"
+    if not name.endswith(".toml") and name not in names():
+        raise unknown("table", name, names())
+    values = read_toml(path)
+    reduced = build(Reduced, values.pop("reduced", {}), f"[reduced] of table {path.stem}")
+    recipe = replace(build(Recipe, values, f"table {path.stem}"), name=path.stem, reduced=reduced)
+    _check(recipe)
+    return recipe
+
+
+def _check(recipe: Recipe) -> None:
+    """What would otherwise come to light in the middle of a table."""
+    if not recipe.columns or not recipe.rows:
+        raise UsageError(f"table {recipe.name} needs [columns] and [rows] with one entry each at least.")
+    for word in (recipe.figure, *(c.figure for c in recipe.parsed_columns.values() if c.figure)):
+        choose(f"figure of table {recipe.name}", word, FIGURES)
+    for kind in ("baseline", "proposed"):
+        if (given := getattr(recipe, kind)) and given not in recipe.columns:
+            raise unknown(f"{kind} of table {recipe.name}", given, recipe.columns)
+    less = recipe.reduced
+    recipe.chosen("reduced", "rows", less.rows)
+    recipe.chosen("reduced", "columns", less.columns)
+    layers = [less.options, *(row.options for row in recipe.parsed_rows.values())]
+    for column in (c for layer in layers for c in layer if c != "*"):
+        if column not in recipe.columns:
+            raise unknown(f"column (in options) of table {recipe.name}", column, recipe.columns)
+    for scale in ("paper", "reduced"):
+        for row in recipe.rows:
+            for column in recipe.columns:
+                try:
+                    recipe.experiments(row, column, recipe.seeds[0], scale)
+                except UsageError as mistake:
+                    where = f"table {recipe.name}, row '{row}', column '{column}', {scale} scale"
+                    raise UsageError(f"{where}: {mistake}") from None

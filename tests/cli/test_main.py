@@ -1,0 +1,250 @@
+"""The command line as a user meets it: what it prints, and what it says to a mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federation.simulate.test_processes import leftovers
+
+FEW = ["--rounds", "2", "--workers", "1"]
+
+
+def test_run_without_arguments_trains_on_digits_and_says_what_came_of_it(fedskew: Any, tmp_path: Path) -> None:
+    said = fedskew("run", "--workers", "1")
+    assert said.code == 0, said.err
+    for words in (
+        "fedavg on digits",
+        "10 clients",
+        "round 30/30",
+        "global model, balanced test set",
+        "digest",
+        "next:",
+    ):
+        assert words in said.out
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("settings.toml", "records.jsonl", "server.safetensors", "model.safetensors", "result.json"):
+        assert (run / name).exists()
+    assert json.loads((run / "result.json").read_text())["accuracy"] > 0.8
+
+
+def test_json_prints_one_object_and_all_else_goes_to_stderr(fedskew: Any) -> None:
+    said = fedskew("run", "--json", "--seed", "1", *FEW)
+    result = said.json()
+    assert len(said.out.strip().splitlines()) == 1
+    assert {"digest", "model_digest", "accuracy", "metrics", "bytes_up", "bytes_down", "seconds"} <= result.keys()
+    assert "round 2/2" in said.err
+    again = fedskew("run", "--json", "--seed", "1", *FEW).json()
+    other = fedskew("run", "--json", "--seed", "2", *FEW).json()
+    assert result["digest"] == again["digest"] != other["digest"]
+
+
+def test_the_metrics_have_every_word_of_the_vocabulary(fedskew: Any) -> None:
+    metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
+    assert {"accuracy", "loss", "per_class"} == metrics["global"].keys()
+    for word, count in (("clients", 8), ("new", 2)):
+        for kind in ("global", "personal"):
+            figures = metrics[word][kind]
+            assert {"mean", "weighted", "std", "worst_decile", "loss", "per_class", "clients"} == figures.keys()
+            assert figures["clients"] == count
+    assert metrics["new"]["never_trained"] == 2
+
+
+def test_two_methods_with_the_same_model_have_one_model_digest(fedskew: Any) -> None:
+    a = fedskew("run", "--json", "--method", "fedavg", *FEW).json()
+    b = fedskew("run", "--json", "--method", "fedprox", "--set", "method.mu=0", *FEW).json()
+    c = fedskew("run", "--json", "--method", "fedprox", "--set", "method.mu=1", *FEW).json()
+    assert a["model_digest"] == b["model_digest"] != c["model_digest"]
+
+
+def test_a_run_can_be_repeated_from_the_settings_it_wrote(fedskew: Any, tmp_path: Path) -> None:
+    first = fedskew(
+        "run", "--json", "--method", "fedprox", "--set", "method.mu=0.5", "--set", "training.lr=0.05", "--seed", "4",
+        "--clients-per-round", "0.5", "--out", "first", *FEW,
+    )  # fmt: skip
+    second = fedskew("run", "--json", "--config", "first/settings.toml", "--workers", "1")
+    assert first.json()["digest"] == second.json()["digest"]
+    assert first.json()["settings"] == second.json()["settings"]
+    third = fedskew("run", "--json", "--config", "first/settings.toml", "--method", "fedavg", "--workers", "1")
+    assert third.json()["settings"]["method"] == {"name": "fedavg", "weighting": "samples"}
+
+
+def test_options_of_the_cohort_reach_the_run(fedskew: Any, tmp_path: Path) -> None:
+    fedskew("run", "--json", "--clients-per-round", "3", "--out", "a", *FEW)
+    records = [json.loads(line) for line in (tmp_path / "a" / "records.jsonl").read_text().splitlines()]
+    assert [len(r["cohort"]) for r in records] == [3, 3]
+
+
+def test_rounds_and_bytes_to_a_target_are_told(fedskew: Any) -> None:
+    said = fedskew("run", "--json", "--target", "0.01", *FEW).json()
+    assert said["to_target"]["rounds"] == 1
+    assert "not reached" in fedskew("run", "--target", "0.999", *FEW).out
+
+
+def test_faults_are_named_and_survived(fedskew: Any) -> None:
+    said = fedskew("run", "--fault", "nan:client=2,round=0+shape:client=3+raise:client=4,round=1", *FEW)
+    assert said.code == 0
+    assert "client 2 sent a value that is not finite" in said.out
+    assert "client 3 sent parameters/" in said.out
+    assert "client 4 failed: RuntimeError" in said.out
+
+
+def test_a_lost_quorum_stops_the_run_with_its_state_saved(fedskew: Any) -> None:
+    said = fedskew("run", "--quorum", "8", "--fault", "drop:rate=0.5,round=1", "--out", "run", *FEW)
+    assert said.code == 3
+    assert "8 are needed" in said.err
+    assert "fedskew run --resume run" in said.err
+    assert len(Path("run/records.jsonl").read_text().splitlines()) == 1
+    assert list(Path("run/checkpoints").iterdir())
+
+
+MISTAKES = [
+    (["run", "--method", "fedprxo"], "did you mean 'fedprox'?"),
+    (["run", "--data", "digts"], "did you mean 'digits'?"),
+    (["run", "--data", "cifar10"], "cifar10"),
+    (["run", "--data", "nowhere/x.npz"], "nowhere/x.npz"),
+    (["run", "--split", "dirichle:alpha=1"], "did you mean 'dirichlet'?"),
+    (["run", "--split", "dirichlet:alpha=0"], "alpha"),
+    (["run", "--split", "dirichlet:alpha=0.1,clients=10,min=400"], "400"),
+    (["run", "--split", "dirichlet:beta=1"], "unknown setting"),
+    (["run", "--split", "dirichlet:alpha"], "key=value"),
+    (["run", "--model", "mpl"], "did you mean 'mlp'?"),
+    (["run", "--model", "cnn4"], "16x16"),
+    (["run", "--model", "mlp:hiden=3"], "did you mean 'hidden'?"),
+    (["run", "--rounds", "0"], "rounds"),
+    (["run", "--rounds", "many"], "rounds"),
+    (["run", "--seed", "-1"], "seed"),
+    (["run", "--clients-per-round", "11"], "there are 10 clients"),
+    (["run", "--clients-per-round", "some"], "clients_per_round"),
+    (["run", "--set", "training.lr=-1"], "lr=-1"),
+    (["run", "--set", "training.lrr=1"], "did you mean 'lr'?"),
+    (["run", "--set", "method.mu=1"], "method fedavg"),
+    (["run", "--set", "training"], "name=value"),
+    (["run", "--set", "rounds.x=1"], "rounds"),
+    (["run", "--set", "trainig.lr=1"], "did you mean 'training'?"),
+    (["run", "--set", "training.augment=flp"], "did you mean 'flip'?"),
+    (["run", "--config", "absent.toml"], "absent.toml"),
+    (["run", "--config", "broken.toml"], "not valid TOML"),
+    (["run", "--device", "tpu"], "cpu"),
+    (["run", "--workers", "0"], "from 1 up"),
+    (["run", "--fault", "nann"], "did you mean 'nan'?"),
+    (["run", "--fault", "nan:rate=2"], "rate"),
+    (["run", "--quorum", "99"], "quorum"),
+    (["run", "--resume", "absent"], "holds no run"),
+    (["run", "--out", "file/inside"], "cannot be written"),
+    (["run", "--data", "broken.npz"], "broken.npz"),
+    (["run", "--metod", "fedavg"], "--method"),
+    (["rn"], "run"),
+    (["compare", "fedavg", "fedprxo"], "did you mean 'fedprox'?"),
+    (["compare", "fedavg", "--seeds", "a"], "--seeds"),
+    (["compare"], "methods"),
+    (["split", "shard"], "did you mean 'shards'?"),
+    (["split", "iid", "--seed", "x"], "--seed"),
+    (["split", "iid", "--png", "absent/x.png"], "absent"),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES, ids=[" ".join(words)[:60] for words, _ in MISTAKES])
+def test_a_mistake_is_one_sentence_and_exit_code_two(fedskew: Any, words: list[str], sentence: str) -> None:
+    Path("broken.toml").write_text("rounds = ")
+    Path("broken.npz").write_bytes(b"PK not really")
+    Path("file").touch()
+    said = fedskew(*words)
+    assert said.code == 2, said.err
+    assert sentence in said.err
+    assert said.err.startswith("fedskew: ")
+    assert len(said.err.strip().splitlines()) == 1
+    assert "Traceback" not in said.err
+
+
+def test_compare_prints_one_table_and_goes_on_where_it_was(fedskew: Any, tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--rounds", "2", "--seeds", "0,1", "--workers", "1", "--out", "table"]
+    said = fedskew(*words, "--target", "0.05")
+    assert said.code == 0, said.err
+    for word in ("fedavg seed 1 round 2/2", "rounds to target", "±", "fedper"):
+        assert word in said.out
+    again = fedskew(*words, "--json")
+    assert [line["method"] for line in again.json()["methods"]] == ["fedavg", "fedper"]
+    assert "round" not in again.err
+    assert fedskew(*words[:3], "--rounds", "3", "--out", "table").code == 2
+
+
+def test_split_shows_the_deal_and_draws_it(fedskew: Any, tmp_path: Path) -> None:
+    said = fedskew("split", "pcdd:clients=5,classes=2", "--png", "deal.png")
+    assert said.code == 0
+    for words in ("client", "Gini of the sizes", "distance to the global mix", "drawn to deal.png"):
+        assert words in said.out
+    assert (tmp_path / "deal.png").read_bytes().startswith(b"\x89PNG")
+    table = fedskew("split", "pcdd:clients=5,classes=2", "--json").json()
+    assert [sum(row) for row in table["table"]] == table["sizes"]
+    assert set(table["classes"]) == {2}
+
+
+def test_every_listing_has_a_table_and_a_json_form(fedskew: Any) -> None:
+    assert "fedprox" in fedskew("methods").out
+    assert {row["name"] for row in fedskew("methods", "--json").json()["methods"]} >= {"fedavg", "fedprox"}
+    assert "resnet18" in fedskew("models").out
+    assert any(row["parameters"] == 1_663_370 for row in fedskew("models", "--json").json()["models"])
+    assert "digits" in fedskew("data").out
+    rows = {row["name"]: row for row in fedskew("data", "--json").json()["data"]}
+    assert rows["digits"]["verified"] == "ok"
+    assert rows["cifar10"]["verified"] == "missing"
+    assert "dirichlet" in fedskew("split", "--list").out
+    assert "pcdd" in fedskew("split", "--list", "--json").json()["dealer"]
+
+
+def test_your_own_vectors_train(fedskew: Any) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    np.savez("own.npz", x_train=(rng.normal(size=(300, 5)) + y[:, None]).astype(np.float32), y_train=y)
+    said = fedskew("run", "--json", "--data", "own.npz", "--split", "iid:clients=4", "--rounds", "5", "--workers", "1")
+    assert said.code == 0, said.err
+    assert said.json()["accuracy"] > 0.5
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
+    before = leftovers()
+    command = [sys.executable, "-m", "fedskew", "run"]
+    options = ["--rounds", "400", "--out", "run", "--workers", "2", "--split", "iid:clients=20"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    usual = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731  a shell's background ignores it
+    process = subprocess.Popen([*command, *options], cwd=tmp_path, text=True, preexec_fn=usual, **pipes)
+    records, deadline = tmp_path / "run" / "records.jsonl", time.monotonic() + 60
+    while time.monotonic() < deadline and (not records.exists() or records.read_bytes().count(b"\n") < 2):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert leftovers() == before
+    assert err.strip().splitlines() == ["fedskew: stopped; go on with: fedskew run --resume run"]
+    done = records.read_text().count("\n")
+    resumed = subprocess.Popen([*command, "--resume", "run"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    while time.monotonic() < deadline + 60 and records.read_text().count("\n") <= done:
+        time.sleep(0.05)
+    os.kill(resumed.pid, signal.SIGTERM)
+    assert resumed.wait(60) == 130
+    rounds = [json.loads(line)["round"] for line in records.read_text().splitlines()]
+    assert rounds == list(range(len(rounds)))
+    assert len(rounds) > done
+
+
+def test_the_ten_lines_of_python_in_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
+    assert len(blocks) == 2
+    page = ModuleType("readme")
+    monkeypatch.setitem(sys.modules, "readme", page)  # where dataclasses look for the module of a class
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), page.__dict__)

@@ -1,0 +1,45 @@
+"""Fixtures and settings that all tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: sites use one thread, and tests run side by side
+
+from fedskew.cli.main import main
+
+
+class Said:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> dict[str, Any]:
+        return dict(json.loads(self.out))
+
+
+@pytest.fixture
+def fedskew(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Run the command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "160")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*words: str) -> Said:
+        code = 0
+        capfd.readouterr()
+        try:
+            main(list(words))
+        except SystemExit as leave:
+            code = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+        caught = capfd.readouterr()
+        return Said(code, caught.out, caught.err)
+
+    yield call
+    signal.signal(signal.SIGTERM, before)

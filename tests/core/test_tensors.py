@@ -1,0 +1,70 @@
+import pytest
+import torch
+
+from fedskew.core.tensors import Mean, Tensors, weighted_mean
+
+
+def two() -> tuple[Tensors, Tensors]:
+    return Tensors(a=torch.tensor([1.0, 2.0]), b=torch.tensor(3.0)), Tensors(
+        a=torch.tensor([4.0, 6.0]), b=torch.tensor(-1.0)
+    )
+
+
+def test_arithmetic_works_name_by_name() -> None:
+    x, y = two()
+    assert (x + y)["a"].tolist() == [5, 8]
+    assert (x - y)["b"] == 4
+    assert (2 * x)["a"].tolist() == [2, 4]
+    assert (x / 4)["b"] == 0.75
+    assert x.dot(y) == 1 * 4 + 2 * 6 + 3 * -1
+    assert x["a"].tolist() == [1, 2]
+
+
+def test_names_must_match() -> None:
+    x, _ = two()
+    with pytest.raises(ValueError, match="'a'"):
+        x + Tensors(b=torch.tensor(1.0))
+
+
+def test_overlay_keeps_order_and_the_right_side_wins() -> None:
+    x, y = two()
+    z = x | {"b": y["b"], "c": y["a"]}
+    assert list(z) == ["a", "b", "c"]
+    assert z["b"] == -1
+
+
+def test_split_by_prefix_leaves_nothing_out_and_the_empty_prefix_takes_nothing() -> None:
+    t = Tensors({"body.w": torch.ones(1), "head.w": torch.zeros(1)})
+    rest, head = t.split(("head.",))
+    assert (list(rest), list(head)) == (["body.w"], ["head.w"])
+    assert list(t.split(())[0]) == ["body.w", "head.w"]
+
+
+def test_weighted_mean_of_floats_is_by_weight_and_of_counters_the_largest() -> None:
+    """(1 * 1 + 3 * 5) / 4 = 4; a counter of batches is not a quantity to average: max(10, 20)."""
+    items = [
+        (Tensors(w=torch.tensor(1.0), n=torch.tensor(10)), 1.0),
+        (Tensors(w=torch.tensor(5.0), n=torch.tensor(20)), 3.0),
+    ]
+    mean = weighted_mean(items)
+    assert mean["w"] == 4.0
+    assert mean["n"] == 20
+    assert mean["n"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_mean_does_not_touch_what_it_is_given(kind: torch.dtype) -> None:
+    t = Tensors(w=torch.tensor([1.0, 2.0], dtype=kind), n=torch.tensor([1]))
+    mean = Mean()
+    mean.add(t, 2.0)
+    mean.add(Tensors(w=torch.tensor([3.0, 3.0], dtype=kind), n=torch.tensor([7])), 2.0)
+    mean.value()["n"].add_(5)
+    assert t["w"].tolist() == [1, 2]
+    assert t["n"].tolist() == [1]
+    assert mean.value()["n"].tolist() == [7]
+
+
+def test_mean_keeps_its_precision_over_many_items() -> None:
+    """Ten thousand times 0.1 in single precision would drift in the fourth digit; the running sum is double."""
+    mean = weighted_mean((Tensors(w=torch.tensor(0.1)), 1.0) for _ in range(10_000))
+    assert mean["w"] == torch.tensor(0.1)

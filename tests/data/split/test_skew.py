@@ -1,0 +1,89 @@
+"""The figures of a deal, worked by hand, and its picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedskew.data.split.chain import Partition, make_partition
+from fedskew.data.split.plot import draw
+from fedskew.data.split.skew import gini, skew
+
+NOTHING = np.empty(0, np.int64)
+
+
+def test_the_figures_of_two_clients_by_hand() -> None:
+    """Client 0 has 0,0,1,1 and client 1 has 1,1,1,1: all together a quarter 0.
+
+    Entropies log 2 and 0; distances |.5-.25| and |0-.25|; sizes alike; class totals 2 and 6.
+    """
+    y = np.array([0, 0, 1, 1, 1, 1, 1, 1])
+    found = skew(Partition((np.arange(4), np.arange(4, 8)), NOTHING), y)
+    assert found.table.tolist() == [[2, 2], [0, 4]]
+    assert found.sizes.tolist() == [4, 4]
+    assert found.classes.tolist() == [2, 1]
+    assert found.entropy == pytest.approx([math.log(2), 0])
+    assert found.distance == pytest.approx([0.25, 0.25])
+    assert found.mean_entropy == pytest.approx(math.log(2) / 2)
+    assert found.mean_distance == pytest.approx(0.25)
+    assert found.gini == 0
+    assert found.imbalance == 3
+
+
+def test_distance_is_to_the_mix_of_the_clients_without_the_public_set() -> None:
+    """Clients hold 0,0 and 1,1: each is half away; the public set of 2s does not count, nor as a class of the tail."""
+    y = np.array([0, 0, 1, 1, 2, 2, 2])
+    found = skew(Partition((np.array([0, 1]), np.array([2, 3])), np.array([4, 5, 6])), y, classes=4)
+    assert found.table.tolist() == [[2, 0, 0, 0], [0, 2, 0, 0]]
+    assert found.distance.tolist() == [0.5, 0.5]
+    assert found.imbalance == 1
+
+
+def test_gini_by_hand() -> None:
+    """Sizes 1 and 3: mean difference 1 over twice the mean 2. One of four has all: 3/4."""
+    assert gini(np.array([3, 1])) == pytest.approx(0.25)
+    assert gini(np.array([0, 0, 8, 0])) == pytest.approx(0.75)
+    assert gini(np.array([5, 5, 5])) == 0
+
+
+def test_labels_need_not_be_contiguous_and_a_client_may_be_empty() -> None:
+    found = skew(Partition((np.array([0, 2]), NOTHING), NOTHING), np.array([9, 3, 7]))
+    assert found.table.tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert found.entropy == pytest.approx([math.log(2), 0])
+
+
+def test_a_smaller_alpha_is_more_skewed() -> None:
+    y = np.repeat(np.arange(10), 200)
+    mild, strong = (skew(make_partition(f"dirichlet-mix:alpha={alpha}", y, seed=0), y) for alpha in (10, 0.1))
+    assert strong.mean_distance > mild.mean_distance + 0.2
+    assert strong.mean_entropy < mild.mean_entropy - 0.5
+
+
+def test_the_figures_survive_json() -> None:
+    y = np.repeat(np.arange(3), 20)
+    found = skew(make_partition("iid:clients=4", y, seed=0), y)
+    again = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert again == found.as_dict()
+    assert list(again) == [
+        *("table", "sizes", "classes", "entropy", "distance"),
+        *("mean_entropy", "mean_distance", "gini", "imbalance"),
+    ]
+
+
+@pytest.mark.parametrize(("text", "classes"), [("iid:clients=3", 3), ("dirichlet-mix:clients=250", 12)])
+def test_the_picture_is_a_png_with_a_light_background_and_ink(text: str, classes: int, tmp_path: Path) -> None:
+    y = np.repeat(np.arange(classes), 60)
+    draw(make_partition(text, y, seed=0), y, classes, tmp_path / "split.png")
+    with Image.open(tmp_path / "split.png") as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    assert (pixels[0, 0] == 255).all()
+    coloured = pixels.max(axis=2) - pixels.min(axis=2) > 30  # dots and bars, not the axes
+    dots, bars = np.array_split(coloured, 2, axis=1)
+    assert dots.mean() > 0.005
+    assert bars.mean() > 0.05

@@ -1,0 +1,562 @@
+"""The border to Flower: frames, refusals, keys, the commands; and one run over a real network, with TLS and keys."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import queue
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedskew.cli import deploy as commands
+from fedskew.core.settings import UsageError
+from fedskew.deploy import certs, child, node
+from fedskew.deploy.child import Child
+from fedskew.deploy.flower import carrier, gate, link
+from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
+from fedskew.deploy.hosting import Hosting
+from fedskew.deploy.node import Node, open_door
+from fedskew.deploy.server import Served, taken_up
+from fedskew.deploy.states import States
+from fedskew.experiment.config import Experiment
+from sites import Played, few_digits, nodes_in
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+
+def has_flower() -> bool:
+    with contextlib.suppress(UsageError):
+        return bool(child.interpreter())
+    return False
+
+
+needs_flower = pytest.mark.skipif(not has_flower(), reason="Flower is not installed (`make test` installs it)")
+
+
+# frames
+
+
+def test_frames_come_out_as_they_went_in_and_end_where_the_pipe_ends() -> None:
+    pipe = io.BytesIO()
+    write_frame(pipe, {"a": [1, 2.5, "x"]}, b"bytes")
+    write_frame(pipe, {})
+    whole = pipe.getvalue()
+    assert read_frame(io.BytesIO(whole)) == ({"a": [1, 2.5, "x"]}, b"bytes")
+    pipe.seek(0)
+    assert [read_frame(pipe), read_frame(pipe), read_frame(pipe)] == [({"a": [1, 2.5, "x"]}, b"bytes"), ({}, b""), None]
+    for cut in range(len(whole) - 14):
+        assert read_frame(io.BytesIO(whole[:cut])) is None or cut >= len(whole) - 14
+
+
+class Blob:
+    def __init__(self, data: object) -> None:
+        self.data = data
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {},
+        {"header": {}},
+        {"header": {"json": "[1]"}},
+        {"header": {"json": "nonsense"}},
+        {"header": {"json": 5}},
+        {"header": {"json": "[" * 100_000}},
+        {"header": {"json": "{}"}, "body": {}},
+        {"header": {"json": "{}"}, "body": {"blob": Blob("text")}},
+    ],
+)
+def test_records_that_hold_no_frame_are_refused(records: Any) -> None:
+    with pytest.raises(ValueError):
+        from_records(records)
+
+
+def test_records_that_hold_a_frame_give_it_back() -> None:
+    assert from_records({"header": {"json": '{"a": 1}'}}) == ({"a": 1}, b"")
+    assert from_records({"header": {"json": "{}"}, "body": {"blob": Blob(b"x")}}) == ({}, b"x")
+
+
+# who is let in
+
+
+class Known:
+    """A SuperLink's state that knows one key."""
+
+    def get_node_id_by_public_key(self, key: bytes) -> int | None:
+        return 7 if key == b"known" else None
+
+
+class Told:
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def tell(self, header: dict[str, Any], blob: bytes = b"") -> None:
+        self.heard.append(header)
+
+
+def a_link(*, secure: bool = True, limit: int = 100) -> tuple[link.Link, Told]:
+    made, pipe = object.__new__(link.Link), Told()
+    made.pipe, made.limit, made.secure, made.state = pipe, limit, secure, Known()  # type: ignore[assignment]
+    made.lock, made.taken, made.out = threading.RLock(), {}, {}
+    return made, pipe
+
+
+@pytest.fixture
+def border(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures are Flower's to check, which need not be installed here."""
+    monkeypatch.setattr(gate, "signed", lambda key, headers: b"forged" not in headers)
+
+
+def request(key: bytes = b"known", size: int = 10, late: float = 0.0, **changes: bytes) -> dict[bytes, bytes]:
+    when = datetime.now(UTC) - timedelta(seconds=late)
+    headers = {
+        b"content-length": str(size).encode(),
+        b"flwr-public-key": base64.b64encode(key),
+        b"flwr-timestamp": when.isoformat().encode(),
+    }
+    return headers | {name.replace("_", "-").encode(): value for name, value in changes.items()}
+
+
+PULL, JOIN, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/activate-node", "/v1/fleet/push-object"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "words"),
+    [
+        (PULL, lambda: request(), None, ""),
+        ("/v1/control/start-run", lambda: request(), 404, "only the Fleet API"),
+        ("/v1/runtime/acquire-task", lambda: request(), 404, "only the Fleet API"),
+        ("/docs", lambda: request(), 404, "only the Fleet API"),
+        (PULL, lambda: request(size=9 << 20), 413, "a request may have"),
+        (PULL, lambda: request(content_length=b"many"), 413, "a request may have"),
+        (PULL, dict, 413, "a request may have"),
+        (PULL, lambda: request(flwr_timestamp=b"yesterday"), 401, "not signed"),
+        (PULL, lambda: request(flwr_public_key=b"?"), 401, "not signed"),
+        (PULL, lambda: request(late=200), None, ""),
+        (PULL, lambda: request(late=400), 403, "s behind the server's"),
+        (PULL, lambda: request(late=-2), None, ""),
+        (PULL, lambda: request(late=-30), 403, "s ahead of the server's"),
+        (PULL, lambda: request(b"stranger"), 403, "does not know this key"),
+        (JOIN, lambda: request(b"stranger"), 403, "does not know this key"),
+    ],
+)
+def test_a_request_is_let_in_only_from_a_known_key_with_a_right_clock(
+    path: str, headers: Callable[[], dict[bytes, bytes]], status: int | None, words: str
+) -> None:
+    made, pipe = a_link()
+    guard, sent = gate.Gate(None, made), headers()
+    refused = guard.refusal(path, sent, "10.0.0.9")
+    assert (refused[0] if refused else None) == status
+    assert words in (refused[1] if refused else "")
+    assert all("refused 10.0.0.9" in note["text"] for note in pipe.heard)
+    assert len(pipe.heard) == (status == 403)
+    if "key" in words:
+        guard.refusal(path, sent, "10.0.0.9")
+        assert len(pipe.heard) == 1  # said once
+
+
+def test_without_keys_a_stranger_may_register_but_do_nothing_else() -> None:
+    guard = gate.Gate(None, a_link(secure=False)[0])
+    assert guard.refusal("/v1/fleet/register-node", request(b"stranger"), "p") is None
+    assert guard.refusal(JOIN, request(b"stranger"), "p") is None
+    assert guard.refusal(PULL, request(b"stranger"), "p") is not None
+
+
+@pytest.mark.usefixtures("border")
+def test_a_site_that_pushes_more_than_the_limit_is_left_out_at_once() -> None:
+    """100 bytes are allowed, and what one request may have on top: then its message is given up."""
+    made, pipe = a_link()
+    dropped: list[str] = []
+    made._clear = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
+    made.out = {"mine": link.Sent(1, 7), "another's": link.Sent(1, 8)}
+    guard = gate.Gate(None, made)
+    assert guard.refusal(PUSH, request(size=gate.REQUEST), "p") is None
+    for _ in range(3):  # what the site did not sign does not count against it
+        assert guard.refusal(PUSH, request(size=gate.REQUEST, forged=b""), "p") == (401, "not signed")
+    refused = guard.refusal(PUSH, request(size=101), "p")
+    assert refused is not None
+    assert refused[0] == 413
+    assert dropped == ["mine"]
+    assert list(made.out) == ["another's"]
+    assert pipe.heard[-1]["lost"] == "sent more than the limit of 100 bytes"
+
+
+class Response:
+    def __init__(self, status: int, body: Any) -> None:
+        self.status_code, self.body, self.text = status, body, str(body)
+
+    def json(self) -> Any:
+        if isinstance(self.body, str):
+            raise ValueError
+        return self.body
+
+
+@pytest.mark.parametrize(
+    ("joined", "status", "body", "kind", "words"),
+    [
+        (False, 403, {"refused": "key: the server does not know this key"}, carrier.Refused, "does not know this key"),
+        (False, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
+        (True, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
+        (True, 403, {"refused": "key: the server does not know"}, carrier.Unknown, "restarted"),
+        (True, 401, "no", carrier.Unknown, "restarted"),
+        (False, 401, "no", carrier.Refused, "signature"),
+        (False, 412, {"code": 2004}, carrier.Away, "still counts this site as present"),
+        (True, 413, {"refused": "size: a reply may have 5 bytes"}, carrier.TooLarge, "5 bytes"),
+        (True, 503, "busy", carrier.Away, "503"),
+        (True, 500, ["a list"], carrier.Away, "500"),
+    ],
+)
+def test_what_the_server_answers_decides_whether_a_site_tries_again(
+    joined: bool, status: int, body: Any, kind: type[Exception], words: str
+) -> None:
+    made = object.__new__(carrier.Carrier)
+    made.node = object() if joined else None
+    verdict = made._verdict(Response(status, body))
+    assert type(verdict) is kind
+    assert words in str(verdict)
+
+
+# where Flower is
+
+
+def test_flower_is_looked_for_in_the_named_environment_here_and_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("FEDSKEW_FLOWER", raising=False)
+    monkeypatch.setattr(child.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'fedskew\[flower\]'"):
+        child.interpreter()
+    python = tmp_path / "flower" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert child.interpreter() == str(python)
+    monkeypatch.setattr(child.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(child, "version", lambda name: child.FLOWER)
+    assert child.interpreter() == sys.executable
+    monkeypatch.setattr(child, "version", lambda name: "1.0")
+    with pytest.raises(UsageError, match=r"flwr 1\.0 is installed, but 1\.41\.0 is needed"):
+        child.interpreter()
+    monkeypatch.setenv("FEDSKEW_FLOWER", str(tmp_path / "flower"))
+    assert child.interpreter() == str(python)
+    monkeypatch.setenv("FEDSKEW_FLOWER", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"FEDSKEW_FLOWER=.*nowhere will not do"):
+        child.interpreter()
+
+
+def test_the_pinned_version_is_the_extras() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'flower = ["flwr=={child.FLOWER}"]' in text
+
+
+def test_a_child_ends_with_its_pipe_and_its_end_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for Flower's side: it sends the first frame back, then waits for the end of its pipe."""
+    (tmp_path / "__init__.py").touch()
+    shutil.copy(Path(child.HERE) / "frames.py", tmp_path)
+    (tmp_path / "echo.py").write_text(
+        "import os\nfrom .frames import Pipe\n"
+        "def main():\n    pipe = Pipe()\n    print('to the log')\n    frame = pipe.hear()\n"
+        "    frame[0]['telemetry'] = os.environ['FLWR_TELEMETRY_ENABLED']\n    pipe.tell(*frame)\n    pipe.hear()\n"
+    )
+    monkeypatch.setattr(child, "HERE", tmp_path)
+    monkeypatch.setattr(child, "interpreter", lambda: sys.executable)
+    made = Child("echo", {"a": 1}, tmp_path / "log")
+    assert made.hear(20) == ({"a": 1, "telemetry": "0"}, b"")
+    with pytest.raises(queue.Empty):
+        made.hear(0.01)
+    made.tell({"and": "end"})
+    assert made.hear(5) is None
+    assert made.hear(5) is None
+    for _ in range(3):
+        made.tell({"too": "late"})
+    made.close()
+    assert made.process.returncode == 0
+    assert "to the log" in (tmp_path / "log").read_text()
+
+
+def test_a_child_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "deaf.py").write_text("import time\ndef main():\n    time.sleep(100)\n")
+    monkeypatch.setattr(child, "HERE", tmp_path)
+    monkeypatch.setattr(child, "interpreter", lambda: sys.executable)
+    monkeypatch.setattr(child, "LAST", 0.2)
+    made = Child("deaf", {}, None)
+    made.close()
+    assert made.process.returncode == -9
+
+
+# a site's side of the pipe
+
+
+class Scripted:
+    """Flower's carrier, as a list of what it tells."""
+
+    def __init__(self, *frames: tuple[dict[str, Any], bytes]) -> None:
+        self.frames, self.told, self.closed = list(frames), list[Any](), False
+
+    def hear(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        return self.frames.pop(0) if self.frames else None
+
+    def tell(self, header: dict[str, Any], blob: Any = b"") -> None:
+        self.told.append(header)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any], stay: bool = False
+) -> tuple[Scripted, list[str]]:
+    script, said = Scripted(*((event, b"") for event in events)), list[str]()
+    monkeypatch.setattr(node, "Child", lambda role, config, log: script)
+    site = Node("digits", States(tmp_path), name="north")
+    try:
+        node.join(site, node.Door("here:1", insecure=True), stay=stay, say=said.append)
+    except UsageError as mistake:
+        said.append(f"mistake: {mistake}")
+    assert script.closed
+    return script, said
+
+
+DONE = {"event": "ask", "header": {"kind": "done", "run": "0123456789abcdef", "data": "digits"}}
+OTHER = {"event": "ask", "header": {"kind": "hello", "run": "0123456789abcdef", "data": "mnist"}}
+
+
+def test_a_site_answers_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, trouble, arrived = {"event": "joined"}, {"event": "trouble", "text": "trying again"}, {"event": "delivered"}
+    script, said = play(tmp_path, monkeypatch, joined, trouble, OTHER, arrived, DONE, arrived, OTHER)
+    assert said[:2] == ["ready: joined here:1", "trying again"]
+    assert "joined with --data digits" in said[2]
+    assert said[3] == "the run is over"
+    assert len(script.told) == 2
+    assert len(script.frames) == 1
+
+
+def test_a_site_leaves_even_if_its_last_word_does_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Scripted):
+        def hear(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+            if not self.frames:
+                assert seconds == node.LAST
+                raise queue.Empty
+            return super().hear(seconds)
+
+    said: list[str] = []
+    monkeypatch.setattr(node, "Child", lambda role, config, log: Silent((DONE, b"")))
+    node.join(Node("digits", States(tmp_path)), node.Door("here:1"), stay=False, say=said.append)
+    assert said == ["the run is over"]
+
+
+def test_a_site_that_stays_waits_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, said = play(tmp_path, monkeypatch, DONE, {"event": "delivered"}, stay=True)
+    assert not script.frames
+    assert said == [f"mistake: Flower's side ended; see {tmp_path / 'flower.log'}."]
+
+
+def test_a_site_that_is_refused_says_why_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, said = play(tmp_path, monkeypatch, {"event": "refused", "text": "the server does not know this key"})
+    assert said == ["mistake: the server does not know this key."]
+
+
+def test_one_process_has_a_sites_states(tmp_path: Path) -> None:
+    lock = node.lock_states(tmp_path / "state")
+    with pytest.raises(UsageError, match="in use by another"):
+        node.lock_states(tmp_path / "state")
+    lock.release()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        node.lock_states(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize(
+    ("server", "folder", "insecure", "words"),
+    [
+        ("somewhere", None, True, "give HOST:PORT"),
+        (":80", None, True, "give HOST:PORT"),
+        ("a:b", None, True, "give HOST:PORT"),
+        ("a:1", "x", True, "exclude each other"),
+        ("a:1", None, False, "or say --insecure"),
+        ("a:1", "nowhere", False, "cannot be read"),
+    ],
+)
+def test_a_site_must_say_how_it_gets_in(server: str, folder: str | None, insecure: bool, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        open_door(server, Path(folder) if folder else None, insecure)
+
+
+# the server's side
+
+
+def test_a_server_must_say_who_gets_in(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="or say --insecure"):
+        Hosting().keys()
+    with pytest.raises(UsageError, match="exclude each other"):
+        Hosting(certs=tmp_path, insecure=True).keys()
+    with pytest.raises(UsageError, match=r"has no server\.crt"):
+        Hosting(certs=tmp_path).keys()
+    for name in ("server.crt", "server.key", "ca.crt"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="holds no site's public key"):
+        Hosting(certs=tmp_path).keys()
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ([({"event": "failed", "text": "cannot listen on 1"}, b"")], "did not start: cannot listen on 1"),
+        ([], "see .*log"),
+    ],
+)
+def test_a_server_that_cannot_start_says_why(frames: list[Any], words: str, tmp_path: Path) -> None:
+    script = Scripted(*frames)
+    with pytest.raises(UsageError, match=words):
+        Served(Experiment(), Hosting(insecure=True), tmp_path / "run", print, link=lambda config, log: script)
+    assert script.closed
+    again = Played(nodes_in(tmp_path))
+    Served(Experiment(), Hosting(insecure=True), tmp_path / "run2", print, link=lambda config, log: again).close()
+
+
+def test_flowers_end_in_a_round_is_told(tmp_path: Path) -> None:
+    script = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
+    run = Served(Experiment(), Hosting(insecure=True, sites=3), tmp_path / "run", print, link=lambda c, log: script)
+    with pytest.raises(UsageError, match="Flower's side ended"):
+        list(run)
+    nobody = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
+    what = Experiment(data="sites")
+    run = Served(what, Hosting(insecure=True), tmp_path / "b", print, link=lambda c, log: nobody)
+    with pytest.raises(UsageError, match="say how many sites there are"):
+        list(run)
+
+
+def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(UsageError, match="holds no run"):
+        taken_up(tmp_path / "run")
+    (tmp_path / "run" / "deployment.json").write_text('{"run": "00112233", "sites": ["a", "b"]}')
+    keys = tmp_path / "keys"
+    (keys / "sites").mkdir(parents=True)
+    for name in ("server.crt", "server.key", "ca.crt", "sites/a.pub", "sites/c.pub"):
+        (keys / name).touch()
+    with pytest.raises(UsageError, match="begun with sites a, b"):
+        Served(Experiment(), Hosting(certs=keys), tmp_path / "run", print, resume=True, link=lambda c, log: Scripted())
+
+
+# the commands
+
+
+def test_the_commands_say_what_is_wrong(fedskew: Callable[..., Any], tmp_path: Path) -> None:
+    for words, sentence in [
+        (["serve"], "or say --insecure"),
+        (["serve", "--choose", "some", "--insecure"], "--choose some will not do"),
+        (["serve", "--resume", "x", "--seed", "1", "--insecure"], "goes with no other setting"),
+        (["serve", "--resume", "x", "--insecure"], "x holds no run"),
+        (["join", "--server", "a:1", "--data", "digits"], "or say --insecure"),
+        (["join", "--server", "a:1", "--data", "digits", "--insecure"], "needs a --name"),
+        (
+            ["join", "--server", "a:1", "--data", "no.npz", "--insecure", "--name", "n"],
+            "there is no file or folder no.npz",
+        ),
+        (["certs", "--sites", "a b"], "site name 'a b' will not do"),
+        (["certs", "--sites", "server"], "and not 'server'"),
+    ]:
+        said = fedskew(*words)
+        assert said.code == 2, words
+        assert sentence in said.err, words
+
+
+def test_serve_prints_that_it_is_ready_each_round_and_the_result(
+    fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedskew.deploy.server as server
+
+    monkeypatch.setattr(server, "Child", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    data = few_digits(tmp_path)
+    common = ["--insecure", "--data", data, "--split", "iid:clients=3", "--rounds", "2", "--timeout", "5"]
+    said = fedskew("serve", *common, "--out", "one", "--json")
+    assert said.code == 0
+    assert "ready: http://127.0.0.1:1, waiting for 3 sites (any)" in said.err
+    assert "round 2/2: accuracy" in said.err
+    assert said.json()["sites"] == ["north", "south", "west"]
+    again = fedskew("serve", "--resume", "one", "--insecure", "--timeout", "5")
+    assert again.code == 0
+    assert "taking up one after round 2 of 2" in again.out
+    assert said.json()["digest"][:16] in again.out
+    lost = fedskew("serve", *common, "--out", "two", "--quorum", "3", "--patience", "1", "--limit", "1")
+    assert lost.code == 0
+
+
+def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
+    fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedskew.deploy.server as server
+    from fedskew.federation.protocol import QuorumLost
+
+    monkeypatch.setattr(server, "Child", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    for error, code, words in (
+        (KeyboardInterrupt(), 130, "stopped; go on with"),
+        (QuorumLost("few"), 3, "few. Nothing"),
+    ):
+
+        def fail(self: Any, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(server.Served, "gather", fail)
+        said = fedskew("serve", "--insecure", "--split", "iid:clients=3", "--out", f"run{code}")
+        assert said.code == code
+        assert f"{words}" in said.err
+        assert f"fedskew serve --resume run{code}" in said.err
+
+
+def test_join_takes_its_name_from_its_keys(
+    fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "north").mkdir()
+    for name in ("ca.crt", "site.key"):
+        (tmp_path / "north" / name).write_text(name)
+    seen: dict[str, Any] = {}
+
+    def join(own: Node, door: node.Door, *, stay: bool, say: Callable[[str], None]) -> None:
+        seen.update(name=own.name, key=door.key, folder=own.states.folder)
+        say("here")
+
+    monkeypatch.setattr(node, "join", join)
+    said = fedskew("join", "--server", "a:1", "--data", "digits", "--certs", "north")
+    assert said.code == 0
+    assert seen == {"name": "north", "key": "site.key", "folder": Path("fedskew-state/north")}
+    assert "fedskew: north: here" in said.err
+    assert commands._words(" a, b,,") == ["a", "b"]
+
+
+# with Flower itself
+
+
+@needs_flower
+@pytest.mark.slow
+def test_keys_are_made_once_and_for_their_owner_only(tmp_path: Path) -> None:
+    made = certs.make_certs(tmp_path, ["localhost", "127.0.0.1"], ["a"], 30)
+    assert made == [tmp_path / "server", tmp_path / "a"]
+    before = (tmp_path / "server" / "server.crt").read_bytes()
+    certs.make_certs(tmp_path, ["localhost"], ["b"], 30)
+    assert (tmp_path / "server" / "server.crt").read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "server" / "sites").iterdir()) == ["a.pub", "b.pub"]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
+    assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*") if path.is_dir()} == {0}
+    with pytest.raises(UsageError, match="a key is not overwritten"):
+        certs.make_certs(tmp_path, ["localhost"], ["a"], 30)
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_run_over_the_network_with_keys_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    """FedCRC: personal parts on the sites' disks, three sites, TLS; a stranger knocks meanwhile."""
+    import parity
+
+    differ, _ = parity.compare(tmp_path / "trial", "fedcrc", 2, stranger=True)
+    assert differ == []

@@ -1,0 +1,103 @@
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedskew.core.samples import Data
+from fedskew.evaluation.figures import to_target
+from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summary
+
+
+def of(correct: int, total: int, loss: float = 0.0) -> Score:
+    return Score((correct,), (total,), loss)
+
+
+def test_mean_is_over_clients_and_weighted_over_samples() -> None:
+    """Accuracies .9 of 10 and .5 of 90 samples: mean .70, weighted (9 + 45) / 100 = .54."""
+    figures = over_clients([of(9, 10), of(45, 90)])
+    assert figures is not None
+    assert math.isclose(figures["mean"], 0.70)
+    assert math.isclose(figures["weighted"], 0.54)
+    assert math.isclose(figures["std"], 0.2)
+
+
+def test_clients_without_test_samples_do_not_count() -> None:
+    figures = over_clients([of(0, 0), of(1, 2)])
+    assert figures is not None
+    assert (figures["clients"], figures["mean"]) == (1, 0.5)
+    assert over_clients([of(0, 0)]) is None
+
+
+def test_the_worst_tenth_is_rounded_up() -> None:
+    """Of 11 clients the worst tenth is two: (.0 + .1) / 2."""
+    figures = over_clients([of(i, 10) for i in range(11)])
+    assert figures is not None
+    assert math.isclose(figures["worst_decile"], 0.05)
+
+
+def test_per_class_accuracy_is_none_where_a_class_has_no_sample() -> None:
+    s = Score((1, 0, 3), (2, 0, 3), 0.0)
+    assert s.as_dict()["per_class"] == [0.5, None, 1.0]
+    assert s.accuracy == 0.8
+
+
+class Fixed(nn.Module):
+    """Says class 1 for the first input value above zero, else class 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([-x[:, 0], x[:, 0]], dim=1)
+
+
+def test_score_counts_by_class_and_sums_the_loss() -> None:
+    """Logits (-x, x) for x = 2, -2, 1 with labels 1, 1, 0: one of two right in class 1, none of one in class 0."""
+    x = torch.tensor([[2.0], [-2.0], [1.0], [9.0]])
+    data = Data(x, torch.tensor([1, 1, 0, 0]), torch.tensor([0, 1, 2]))
+    s = score(Fixed(), data, 2)
+    assert (s.correct, s.total) == ((0, 1), (1, 2))
+    expected = np.log1p(np.exp(-4.0)) + np.log1p(np.exp(4.0)) + np.log1p(np.exp(2.0))
+    assert math.isclose(s.loss, expected, rel_tol=1e-6)
+
+
+def test_batch_statistics_ignore_and_leave_the_running_ones() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(1, affine=False), Fixed())
+    data = Data(torch.tensor([[99.0], [101.0]]), torch.tensor([0, 1]), torch.arange(2))
+    assert score(net, data, 2).accuracy == 0.5  # less a running mean of 0, both are positive: class 1
+    assert score(net, data, 2, batch_statistics=True).accuracy == 1.0
+    assert net[0].running_mean.item() == 0.0
+    assert net[0].num_batches_tracked.item() == 0
+    assert net[0].track_running_stats
+
+
+def test_a_single_sample_can_be_scored_without_statistics() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(1, track_running_stats=False), Fixed())
+    data = Data(torch.tensor([[3.0]]), torch.tensor([0]), torch.arange(1))
+    assert score(net, data, 2).samples == 1
+
+
+def test_summary_has_no_global_words_for_a_method_without_a_global_model() -> None:
+    scores = [ClientScore(0, None, of(1, 2), fallback=False), ClientScore(1, None, of(2, 2), fallback=True)]
+    metrics = summary(None, scores, frozenset(), sampled=False)
+    assert metrics["global"] is None
+    assert metrics["clients"]["global"] is None
+    assert metrics["clients"]["personal"]["mean"] == 0.75
+    assert metrics["clients"]["never_trained"] == 1
+    assert metrics["new"] is None
+
+
+def test_summary_keeps_newcomers_apart() -> None:
+    scores = [ClientScore(0, of(1, 1), of(1, 1), False), ClientScore(1, of(0, 1), of(0, 1), True)]
+    metrics = summary(of(1, 2), scores, frozenset({1}), sampled=True)
+    assert metrics["clients"]["global"]["mean"] == 1.0
+    assert metrics["new"]["global"]["mean"] == 0.0
+    assert metrics["clients"]["sampled"]
+
+
+def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> None:
+    def record(round: int, accuracy: float | None) -> dict[str, object]:
+        metrics = None if accuracy is None else {"global": {"accuracy": accuracy}}
+        return {"round": round, "bytes_up": {"p": 10}, "bytes_down": {"p": 5}, "metrics": metrics}
+
+    records = [record(0, 0.1), record(1, None), record(2, 0.6), record(3, 0.9)]
+    assert to_target(records, 0.5) == {"rounds": 3, "bytes": 45}
+    assert to_target(records, 0.95) == {"rounds": None, "bytes": None}

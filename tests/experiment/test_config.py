@@ -1,0 +1,153 @@
+"""An experiment as a value: its TOML form, what it puts together, your own nets and data."""
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedskew
+from fedskew.core.settings import UsageError
+from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble, part_of
+from fedskew.experiment.config import Evaluation, Experiment, Holdout, Trouble, from_dict
+from fedskew.methods import REGISTRY
+
+SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp", rounds=2)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_method_survives_its_toml_form(name: str) -> None:
+    experiment = replace(SMALL, method=REGISTRY[name](), clients_per_round=0.5, seed=7)
+    assert from_dict(tomllib.loads(experiment.to_toml())) == experiment
+
+
+def test_every_setting_survives_the_toml_form() -> None:
+    experiment = Experiment(
+        method=REGISTRY["fedcrc"](epochs=(1, 2, 3)),  # type: ignore[call-arg]
+        data="mnist",
+        split="longtail:factor=50+iid",
+        model="cnn4:track=true",
+        rounds=9,
+        clients_per_round=3,
+        seed=11,
+        training=Training(
+            "adam", 0.01, "cosine", weight_decay=0.1, steps=5, clip=1.0, augment="flip", batch_norm="local"
+        ),
+        holdout=Holdout(test=0.1, validation=0.1, newcomers=2, pool="all"),
+        evaluation=Evaluation(every=3, clients=10),
+        trouble=Trouble(dropout=0.05, fault="nan:rate=0.1", quorum=2),
+        step="plain",
+    )
+    assert from_dict(tomllib.loads(experiment.to_toml())) == experiment
+
+
+@pytest.mark.parametrize(
+    ("value", "whole", "count"),
+    [("all", 10, 10), (3, 10, 3), (0.25, 10, 2), (0.01, 10, 1), (1.0, 10, 10), ("0.5", 9, 4), (1, 5, 1)],
+)
+def test_a_cohort_is_a_count_or_a_share(value: float | str, whole: int, count: int) -> None:
+    assert part_of(value, whole, "clients_per_round") == count
+
+
+@pytest.mark.parametrize("value", [0, 11, -1, 2.5, "some"])
+def test_a_cohort_that_cannot_be_is_a_mistake(value: float | str) -> None:
+    with pytest.raises(UsageError, match="clients_per_round"):
+        part_of(value, 10, "clients_per_round")
+
+
+def test_parts_newcomers_and_the_public_set_do_not_overlap() -> None:
+    holdout = Holdout(test=0.2, validation=0.1, newcomers=0.25)
+    setting = assemble(replace(SMALL, split="public:per_class=5+iid:clients=8", holdout=holdout))
+    world = setting.world
+    pieces = [world.public, *(part[c] for part in (world.train, world.validation, world.test) for c in range(8))]
+    together = torch.cat(pieces)
+    assert len(together.unique()) == len(together) == len(world.y)
+    assert len(world.public) == 50
+    assert len(setting.newcomers) == 2
+    assert not set(setting.newcomers) & {c for r in range(20) for c in setting.cohort(r)}
+
+
+def test_pooling_deals_train_and_test_together() -> None:
+    setting = assemble(replace(SMALL, holdout=Holdout(pool="all")))
+    assert len(setting.data.y_train) == 1797
+    assert len(setting.data.y_test) == 0
+    run = fedskew.run(replace(SMALL, rounds=1, holdout=Holdout(pool="all")))
+    (record,) = run
+    assert record.metrics is not None
+    assert record.metrics["global"] is None
+    assert run.result["accuracy"] == record.metrics["clients"]["global"]["mean"]
+
+
+def test_a_method_that_needs_public_data_says_how_to_give_it() -> None:
+    class Needy(fedskew.Method):
+        public = True
+
+    with pytest.raises(UsageError, match="public:per_class"):
+        assemble(replace(SMALL, method=Needy()))
+
+
+class Own(nn.Module):
+    """A net of a user's own, whose last layer is called `out`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.hidden, self.out = nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.hidden(self.flat(x))))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "scaffold"])
+def test_any_module_trains_by_the_name_of_its_last_layer(method: str) -> None:
+    run = fedskew.run(replace(SMALL, model=Own(), head="out", method=REGISTRY[method]()))
+    list(run)
+    assert run.result["accuracy"] > 0.1
+    with pytest.raises(UsageError, match="no layer 'fc'"):
+        assemble(replace(SMALL, model=Own(), head="fc"))
+
+
+def test_any_torch_data_set_trains() -> None:
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(rng.integers(0, 3, 200))
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)) + 3 * nn.functional.one_hot(y, 6)
+    data = fedskew.from_dataset(TensorDataset(x, y), name="mine")
+    run = fedskew.run(replace(SMALL, data=data, rounds=5))
+    list(run)
+    assert run.result["accuracy"] > 0.8
+
+
+def test_evaluation_can_be_sparse_but_the_last_round_has_it() -> None:
+    records = list(fedskew.run(replace(SMALL, rounds=5, evaluation=Evaluation(every=3, clients=2))))
+    assert [r.metrics is not None for r in records] == [False, False, True, False, True]
+    assert records[-1].metrics is not None
+    assert records[-1].metrics["clients"]["personal"]["clients"] == 2
+    assert records[-1].metrics["clients"]["sampled"]
+
+
+def test_the_plain_step_gives_the_same_result_to_rounding() -> None:
+    fast, plain = (fedskew.run(replace(SMALL, step=step, rounds=1)) for step in ("fast", "plain"))
+    (a,), (b,) = list(fast), list(plain)
+    apart = a.server["parameters"] - b.server["parameters"]
+    assert float(apart.dot(apart)) < 1e-8
+
+
+@pytest.mark.parametrize("policy", ["aggregate", "local", "frozen"])
+def test_batch_norm_policies_end_to_end(policy: str) -> None:
+    """What is sent, what stays, and that a global model without statistics is still judged."""
+    data = fedskew.load("digits")
+    wide = np.repeat(np.repeat(data.x_train[:300], 2, axis=1), 2, axis=2)
+    test = np.repeat(np.repeat(data.x_test[:100], 2, axis=1), 2, axis=2)
+    big = replace(data, x_train=wide, y_train=data.y_train[:300], x_test=test, y_test=data.y_test[:100])
+    training = Training(lr=0.05, batch_size=16, batch_norm=policy)  # type: ignore[arg-type]
+    run = fedskew.run(replace(SMALL, data=big, model="cnn4:track=true", training=training, rounds=2))
+    records = list(run)
+    assert ("buffers" in records[-1].bytes_up) == (policy == "aggregate")
+    metrics = records[-1].metrics
+    assert metrics is not None
+    assert metrics["global"]["loss"] < 50
+    shared, own = metrics["clients"]["global"]["mean"], metrics["clients"]["personal"]["mean"]
+    assert (shared == own) == (policy != "local")

@@ -1,0 +1,214 @@
+"""A run that was killed goes on to the result of one that was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedskew.core.method import Method, Update
+from fedskew.core.settings import UsageError
+from fedskew.core.site import Site
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.experiment.config import Evaluation, Experiment
+from fedskew.experiment.run import Run, resume
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeper(Method):
+    """A method whose clients' states matter: each adds what it kept to what it sends."""
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        update, _ = super().client(site, broadcast, {})
+        own = update.payload["parameters"]
+        kept = state.get("kept", own.zeros())
+        mixed = {"parameters": own * 0.9 + kept * 0.1, "buffers": update.payload["buffers"]}
+        return dataclasses.replace(update, payload=mixed), {"kept": own}
+
+
+EXPERIMENT = Experiment(
+    method=Keeper(),
+    split="dirichlet:alpha=0.5,clients=6",
+    model="mlp",
+    rounds=6,
+    clients_per_round=3,
+    training=Training(batch_size=32),
+    evaluation=Evaluation(every=2),
+    seed=3,
+)
+
+
+def whole() -> str:
+    run = Run(EXPERIMENT)
+    list(run)
+    return str(run.result["digest"])
+
+
+def started(path: Path, count: int, **options: object) -> None:
+    """A run that is left after `count` rounds without a word, as if killed."""
+    run = Run(EXPERIMENT, out=path, checkpoint_every=1, **options)  # type: ignore[arg-type]
+    rounds = iter(run)
+    for _ in range(count):
+        next(rounds)
+    assert run.directory is not None
+    run.directory.close()
+
+
+def again(path: Path, **options: object) -> Run:
+    run = Run(EXPERIMENT, out=path, resume=True, **options)  # type: ignore[arg-type]
+    list(run)
+    return run
+
+
+def test_a_run_taken_up_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
+    started(tmp_path / "run", 3)
+    run = again(tmp_path / "run")
+    assert run.result["digest"] == whole()
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    assert rounds == [0, 1, 2, 3, 4, 5]
+    assert run.troubles == []
+
+
+def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
+    started(tmp_path / "run", 3)
+    for name in ("records.jsonl", "clients.jsonl"):
+        with (tmp_path / "run" / name).open("a") as file:
+            file.write('{"torn')
+    assert again(tmp_path / "run").result["digest"] == whole()
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed", "state"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path, harm: str) -> None:
+    started(tmp_path / "run", 4)
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    if harm == "cut":
+        newest.write_bytes(newest.read_bytes()[:-100])
+    elif harm == "changed":
+        blob = bytearray(newest.read_bytes())
+        blob[-1] ^= 1
+        newest.write_bytes(blob)
+    else:
+        state = next((tmp_path / "run" / "clients").glob("*.3.safetensors"))
+        state.write_bytes(b"nonsense")
+    run = again(tmp_path / "run")
+    assert len(run.troubles) == 1
+    assert "checkpoint 000003" in run.troubles[0]
+    assert run.result["digest"] == whole()
+
+
+def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(tmp_path / "run", 2)
+    monkeypatch.setattr("fedskew.experiment.run_directory.versions", lambda: {"torch": "9.9"})
+    run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
+    assert len(run.troubles) == 1
+    assert f"torch {torch.__version__}" in run.troubles[0]
+
+
+def test_with_every_checkpoint_gone_the_run_starts_over_and_says_so(tmp_path: Path) -> None:
+    started(tmp_path / "run", 3)
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(b"")
+    run = again(tmp_path / "run")
+    assert len(run.troubles) == 2
+    assert run.result["digest"] == whole()
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first = Run(EXPERIMENT, out=tmp_path / "run")
+    list(first)
+    run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
+    assert list(run) == []
+    assert run.result["digest"] == first.result["digest"]
+    assert run.result["clients"] == first.result["clients"]
+
+
+def test_a_directory_in_use_or_with_a_run_in_it_is_refused(tmp_path: Path) -> None:
+    run = Run(EXPERIMENT, out=tmp_path / "run")
+    with pytest.raises(UsageError, match="in use"):
+        Run(EXPERIMENT, out=tmp_path / "run", resume=True)
+    list(run)
+    with pytest.raises(UsageError, match="already holds a run"):
+        Run(EXPERIMENT, out=tmp_path / "run")
+
+
+def test_a_folder_without_a_run_cannot_be_taken_up(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        resume(tmp_path)
+
+
+def test_an_interrupt_keeps_what_was_finished(tmp_path: Path) -> None:
+    run = Run(EXPERIMENT, out=tmp_path / "run", checkpoint_every=100)
+    for record in run:
+        if record.round == 2:
+            break
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    assert again(tmp_path / "run").result["digest"] == whole()
+
+
+def test_old_versions_of_states_do_not_pile_up(tmp_path: Path) -> None:
+    list(Run(dataclasses.replace(EXPERIMENT, rounds=12), out=tmp_path / "run", checkpoint_every=1))
+    files = [p.name.split(".")[0] for p in (tmp_path / "run" / "clients").iterdir()]
+    assert max(files.count(c) for c in set(files)) <= 2
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
+KILLS = 20
+
+
+@pytest.mark.slow
+def test_twenty_random_kills_do_not_change_the_result(tmp_path: Path) -> None:
+    """kill -9 at random moments, with any number of workers, until the run is done."""
+    draw = random.Random(0)
+    options = ["--method", "scaffold", "--rounds", "40", "--seed", "5"]
+    options += ["--split", "dirichlet:alpha=0.3,clients=20,min=5", "--clients-per-round", "8"]
+    fedskew = [sys.executable, "-m", "fedskew", "run"]
+    out = tmp_path / "run"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills, started = 0, False
+    while kills < KILLS:
+        command = [*fedskew, "--resume", str(out)] if started else [*fedskew, *options, "--out", str(out)]
+        process = subprocess.Popen(
+            [*command, "--workers", str(draw.choice([1, 1, 2]))],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        waited = wait_for_rounds(process, out, draw.randint(0, 2))
+        time.sleep(draw.random() * 0.05)
+        if process.poll() is not None:
+            assert process.returncode == 0, process.stderr.read().decode()  # type: ignore[union-attr]
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        started = (out / "settings.toml").exists()
+        assert waited
+    final = subprocess.run([*fedskew, "--resume", str(out), "--json"], capture_output=True, text=True, check=True)
+    unbroken = subprocess.run(
+        [*fedskew, *options, "--out", str(tmp_path / "whole"), "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(final.stdout)["digest"] == json.loads(unbroken.stdout)["digest"]
+    assert kills == KILLS
+
+
+def wait_for_rounds(process: subprocess.Popen[bytes], out: Path, more: int) -> bool:
+    """Until the process has written `more` further records, or ended."""
+    records = out / "records.jsonl"
+
+    def count() -> int:
+        return records.read_bytes().count(b"\n") if records.exists() else 0
+
+    first, deadline = count(), time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None and count() < first + more:
+        time.sleep(0.005)
+    return time.monotonic() < deadline

@@ -1,0 +1,204 @@
+"""Trackers hear the same records as the run's own file, and a run is the same with and without them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedskew.core.settings import UsageError
+from fedskew.experiment.config import Experiment
+from fedskew.experiment.run import Run, resume
+from fedskew.experiment.tracking import TRACKERS, flat, scalars, trackers
+from fedskew.studies.compare import carry_out
+
+SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=3)
+
+
+def stopped_after(run: Run, rounds: int) -> None:
+    steps = iter(run)
+    for _ in range(rounds):
+        next(steps)
+    steps.close()  # type: ignore[attr-defined]
+
+
+def test_a_record_becomes_named_numbers() -> None:
+    record = {
+        "metrics": {
+            "global": {"accuracy": 0.5, "per_class": [0.5, None]},
+            "clients": {"sampled": True, "global": None},
+        },
+        "training": {"loss": 2.0},
+        "bytes_up": {"parameters": 3, "buffers": 4},
+        "bytes_down": {},
+        "lost": {"3": "why"},
+        **dict.fromkeys(("client_seconds", "server_seconds", "seconds"), 1.5),
+    }
+    figures = scalars(record)
+    assert figures.pop("global/accuracy") == 0.5
+    assert figures.pop("training/loss") == 2.0
+    assert figures.pop("cost/bytes_up") == 7
+    assert figures.pop("cost/lost") == 1
+    assert set(figures) == {f"cost/{key}" for key in ("bytes_down", "client_seconds", "server_seconds", "seconds")}
+    assert "global/accuracy" not in scalars({**record, "metrics": None})
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
+
+
+def test_tensorboard_gets_every_round_also_of_a_run_that_is_taken_up(tmp_path: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
+    stopped_after(Run(SMALL, out=tmp_path / "run", track=["tensorboard"]), 2)
+    run = resume(tmp_path / "run", track=["tensorboard"])
+    list(run)
+    seen: dict[int, float] = {}
+    taken_up: list[int] = []  # where TensorBoard is told to forget what an earlier attempt wrote
+    for path in sorted((tmp_path / "run" / "tensorboard").iterdir()):
+        blob = path.read_bytes()
+        while blob:  # length (8), its checksum (4), event, checksum (4)
+            size = int.from_bytes(blob[:8], "little")
+            event = Event.FromString(blob[12 : 12 + size])
+            if event.HasField("session_log"):
+                taken_up.append(event.step)
+            for value in event.summary.value:
+                if value.tag == "global/accuracy":
+                    seen[event.step] = value.simple_value
+            blob = blob[12 + size + 4 :]
+    wanted = {r["round"] + 1: r["metrics"]["global"]["accuracy"] for r in run.records}
+    assert seen == pytest.approx(wanted)
+    assert list(wanted) == [1, 2, 3]
+    assert taken_up == [3]
+
+
+def test_mlflow_gets_every_round_into_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.chdir(tmp_path)
+    stopped_after(Run(SMALL, out="run", track=["mlflow"]), 2)
+    run = resume("run", track=["mlflow"])
+    list(run)
+    (kept,) = mlflow.search_runs(experiment_names=["fedskew"], output_format="list")
+    assert kept.data.params["method/name"] == "fedavg"
+    history = mlflow.tracking.MlflowClient().get_metric_history(kept.info.run_id, "global/accuracy")
+    assert [m.step for m in history] == [1, 2, 3]
+
+
+def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    list(Run(SMALL, out=tmp_path / "run", track=["wandb"]))
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+class Heard(ModuleType):
+    """A package that writes down what it is told, in place of mlflow and wandb."""
+
+    def __init__(self) -> None:
+        super().__init__("heard")
+        self.said: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*words: Any, **more: Any) -> Any:
+            self.said.append((name, *words, more))
+            return SimpleNamespace(info=SimpleNamespace(run_id="r1"), log=self.log, finish=self.finish)
+
+        return call
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_mlflow_and_wandb_are_told_settings_rounds_and_the_end(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    monkeypatch.setitem(sys.modules, name, heard)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    stopped_after(Run(SMALL, out="run", track=[name]), 1)
+    list(resume("run", track=[name]))
+    words = {"mlflow": ("log_metrics", "end_run", "start_run"), "wandb": ("log", "finish", "init")}[name]
+    told = [call for call in heard.said if call[0] == words[0]]
+    assert [call[-1]["step"] for call in told] == [1, 2, 3]
+    assert all("global/accuracy" in call[1] for call in told)
+    assert [call[0] for call in heard.said].count(words[1]) == 2  # closed when it stopped, and at the end
+    first, second = (call[-1] for call in heard.said if call[0] == words[2])
+    if name == "mlflow":
+        assert (first["run_id"], second["run_id"]) == (None, "r1")
+    else:
+        assert first["id"] == second["id"]
+        assert first["config"]["method"] == {"name": "fedavg", "weighting": "samples"}
+
+
+def test_a_run_has_the_same_bits_with_a_tracker(tmp_path: Path) -> None:
+    plain, heard = Run(SMALL), Run(SMALL, out=tmp_path / "run", track=["tensorboard"])
+    list(plain)
+    list(heard)
+    assert plain.result["digest"] == heard.result["digest"]
+
+
+@pytest.mark.parametrize("when", ["begin", "record", "close"])
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        rounds = 0
+
+        def begin(self, *_: Any) -> None:
+            self.act("begin")
+
+        def record(self, *_: Any) -> None:
+            Broken.rounds += 1
+            self.act("record")
+
+        def close(self) -> None:
+            self.act("close")
+
+        def act(self, now: str) -> None:
+            if now == when:
+                raise OSError("no route to host")
+
+    monkeypatch.setitem(TRACKERS, "broken", Broken)
+    run = Run(SMALL, track=["broken"])
+    with caplog.at_level(logging.WARNING, logger="fedskew"):
+        list(run)
+    assert run.result["rounds"] == 3
+    assert caplog.text.count("no route to host") == 1
+    assert Broken.rounds == {"begin": 0, "record": 1, "close": 3}[when]
+
+
+def test_a_comparison_tells_its_trackers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, int]] = []
+
+    class Listener:
+        def begin(self, folder: Path, settings: dict[str, Any], first: int) -> None:
+            self.name = settings["method"]["name"]
+
+        def record(self, figures: dict[str, float], step: int) -> None:
+            steps.append((self.name, step))
+
+        def close(self) -> None:
+            steps.append((self.name, 0))
+
+    monkeypatch.setitem(TRACKERS, "listener", Listener)
+    carry_out(SMALL, ["fedavg", "fedprox"], [0], tmp_path, lambda *_: None, track=("listener",))
+    assert steps == [(name, step) for name in ("fedavg", "fedprox") for step in (1, 2, 3, 0)]
+
+
+def test_a_package_that_is_missing_is_said_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, package in (("tensorboard", "tensorboardX"), ("mlflow", "mlflow"), ("wandb", "wandb")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(UsageError, match=rf"pip install 'fedskew\[{name}\]'"):
+            trackers([name])
+    with pytest.raises(UsageError, match="did you mean 'wandb'"):
+        trackers(["wandbb"])
+
+
+def test_without_a_directory_tensorboard_writes_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    list(Run(SMALL, track=["tensorboard"]))
+    assert list(Path("runs/tensorboard").iterdir())

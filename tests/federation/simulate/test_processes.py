@@ -1,0 +1,187 @@
+"""Worker processes: nothing is lost when one dies, nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from fedskew.core.method import Method
+from fedskew.core.settings import UsageError
+from fedskew.federation.loop import run
+from fedskew.federation.simulate.faults import parse_faults
+from fedskew.federation.simulate.jobs import Job
+from fedskew.federation.simulate.processes import Worker, Workers
+from fedskew.federation.simulate.shared_memory import MEMORY, PREFIX, Drawer, make_room, remove_room
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.wire import digest
+from fedskew.methods.fedavg import FedAvg
+from toys import digits
+
+pytestmark = pytest.mark.slow
+
+
+def leftovers() -> set[str]:
+    places = [MEMORY, Path(tempfile.gettempdir())]
+    return {str(p) for place in places if place.is_dir() for p in place.glob(PREFIX + "*")}
+
+
+def train(simulation: Simulation, count: int = 3) -> list:  # type: ignore[type-arg]
+    world = simulation.world
+    return list(run(world.method, simulation, world.server_site, count, lambda round: list(range(world.population))))
+
+
+def test_a_killed_worker_is_replaced_and_its_client_tried_again() -> None:
+    alone = train(Simulation(digits(FedAvg())))
+    with Simulation(digits(FedAvg()), workers=2) as simulation:
+        loop = run(FedAvg(), simulation, simulation.world.server_site, 3, lambda round: list(range(5)))
+        next(loop)
+        assert simulation.pool is not None
+        for worker in simulation.pool.workers[:1]:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        records = list(loop)
+    assert not any(r.lost for r in records)
+    assert digest(records[-1].server) == digest(alone[-1].server)
+
+
+def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
+    faults = parse_faults("die:client=2,round=1")
+    with Simulation(digits(FedAvg()), workers=2, faults=faults) as simulation:
+        records = train(simulation)
+    assert [r.lost for r in records] == [{}, {2: "its process died twice"}, {}]
+    here = train(Simulation(digits(FedAvg()), faults=faults))
+    assert digest(here[-1].server) == digest(records[-1].server)
+
+
+def test_nothing_is_left_after_a_normal_end_or_an_error() -> None:
+    before = leftovers()
+    with Simulation(digits(FedAvg()), workers=2) as simulation:
+        train(simulation, 1)
+        assert leftovers() > before
+    assert leftovers() == before
+    with pytest.raises(KeyError), Simulation(digits(FedAvg()), workers=2) as simulation:
+        raise KeyError
+    assert leftovers() == before
+    assert not [p for p in multiprocessing.active_children() if p.name.startswith("fedskew")]
+
+
+def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
+    alone = train(Simulation(digits(FedAvg())), 1)
+    with Simulation(digits(FedAvg()), workers=2) as simulation:
+        server = simulation.world.initial
+        replies = simulation.train(0, "train", [0, 1, 2, 3, 4], FedAvg().broadcast(server))
+        next(replies)
+        del replies
+        records = train(simulation, 1)
+    assert digest(records[-1].server) == digest(alone[-1].server)
+
+
+def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for few updates, a cohort of 40 is trained without holding 40 of them."""
+    monkeypatch.setattr("fedskew.federation.simulate.processes.HELD", 1)
+    world = digits(FedAvg(), split="iid:clients=40")
+    with Simulation(world, workers=2) as simulation:
+        pool = simulation.pool
+        assert isinstance(pool, Workers)
+        most, collect = 0, pool._hand_out
+
+        def watched(jobs, waiting, end, *rest):  # type: ignore[no-untyped-def]
+            nonlocal most
+            collect(jobs, waiting, end, *rest)
+            taken = [p for p in range(len(jobs)) if p not in waiting]
+            most = max(most, max(taken, default=0) - (end - 8))
+
+        monkeypatch.setattr(pool, "_hand_out", watched)
+        train(simulation, 1)
+        assert most < 8
+
+
+def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() -> None:
+    """Weights 1, 5, 3, 9 with a window of three: 5 and 3 go out first, to one worker each; 9 has to wait."""
+
+    class Pipe:
+        def send_bytes(self, message: bytes) -> None:
+            sent.append(json.loads(message)["job"]["weight"])
+
+    sent: list[int] = []
+    pool = Workers(digits(FedAvg()), 2)
+    try:
+        drawer = Drawer(pool.room, "state")
+        pool.workers = [Worker(n, None, Pipe(), [0, 1], drawer, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
+        jobs = [Job("train", 0, "train", client, weight) for client, weight in enumerate([1, 5, 3, 9])]
+        pool._hand_out(jobs, [0, 1, 2, 3], 3, 1, ["broadcast", 0, 1], lambda client: b"")
+        assert sent == [5, 3]
+        assert [[place for place, _ in worker.doing] for worker in pool.workers] == [[1], [2]]
+    finally:
+        remove_room(pool.room)
+
+
+def test_a_method_that_cannot_be_sent_is_a_mistake_that_says_so() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Here(Method):
+        """Defined inside a function: another process cannot find it."""
+
+    before = leftovers()
+    with pytest.raises(UsageError, match="top level of a module"):
+        Simulation(digits(Here()), workers=2)
+    assert leftovers() == before
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
+    base = make_room(1).parent
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orphan, living = base / f"{PREFIX}{dead.pid}-x", base / f"{PREFIX}{os.getpid()}-y"
+    for room in (orphan, living):
+        room.mkdir()
+    make_room(1)
+    assert not orphan.exists()
+    assert living.exists()
+    for room in base.glob(f"{PREFIX}{os.getpid()}-*"):
+        remove_room(room)
+
+
+ORPHAN = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.methods.fedavg import FedAvg
+from toys import digits
+from federation.simulate.test_processes import train
+if __name__ == "__main__":
+    simulation = Simulation(digits(FedAvg()), workers=2)
+    train(simulation, 1)
+    print(*[w.process.pid for w in simulation.pool.workers], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_of_a_killed_parent_end_and_tidy_up(tmp_path: Path) -> None:
+    before = leftovers()
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN.format(tests=str(Path(__file__).parents[2])))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (leftovers() != before or any(alive(pid) for pid in pids)):
+        time.sleep(0.2)
+    assert leftovers() == before
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] if Path(f"/proc/{pid}/stat").exists() else True

@@ -1,0 +1,125 @@
+"""FedBABU on f = (h b - 1)^2 / 2: one number for the body, one for the head. Also the toy of FedPer and FedRep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedskew.core.method import Method
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.wire import decode
+from fedskew.federation.world import Ragged, World
+from fedskew.methods.fedbabu import FedBABU
+from toys import Scalar, digits, rounds
+
+
+class Product(nn.Module):
+    """A body b and a head h of one double each."""
+
+    def __init__(self, b: float, h: float) -> None:
+        super().__init__()
+        self.body, self.head = Scalar(b), Scalar(h)
+
+
+def half_square(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    """(h b - target)^2 / 2, the target being the sample."""
+    error: Tensor = net.head.w * net.body.w - x[:, 0]
+    return 0.5 * error.square().mean()
+
+
+def product(
+    method: Method,
+    *,
+    training: Training | None = None,
+    targets: Sequence[float] = (1.0,),
+    sizes: Sequence[int] = (),
+    start: tuple[float, float] = (0.0, 2.0),
+) -> World:
+    """A client for each target, of one sample (or `sizes`); lr 0.1, and an epoch is one step."""
+    sizes = sizes or [1] * len(targets)
+    x = torch.tensor([[t] for t, n in zip(targets, sizes, strict=True) for _ in range(n)], dtype=torch.float64)
+    y = torch.zeros(len(x), dtype=torch.int64)
+    clients = Ragged.of(np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]))
+    nobody = Ragged.of([np.empty(0, np.int64)] * len(targets))
+    none = torch.empty(0, dtype=torch.int64)
+    training = training or Training(lr=0.1, batch_size=100)
+    net = partial(Product, *start)
+    return World(method, training, net, x, y, x[:0], y[:0], clients, nobody, nobody, none, 2, 0, 10, loss=half_square)
+
+
+def state_of(simulation: Simulation, client: int) -> Payload:
+    blob = simulation.store.get(client)
+    return decode(blob) if blob else {}
+
+
+def deployed(world: World, client: int, broadcast: Payload, state: Payload) -> tuple[float, float]:
+    """(b, h) of the model this client would use."""
+    model = world.method.personalise(world.site(client, 0, "evaluate"), broadcast, state)["parameters"]
+    return float(model["body.w"]), float(model["head.w"])
+
+
+def test_fedbabu_trains_the_body_under_a_head_that_stays() -> None:
+    """b 0, h 2, lr .1: b = 0 + .1 * 2 = .2; b = .2 - .1 * 2 (.4 - 1) = .32; h is 2 throughout."""
+    world = product(FedBABU(finetune="none"))
+    records, _ = rounds(world, 2)
+    assert [float(r.server["parameters"]["body.w"]) for r in records] == pytest.approx([0.2, 0.32], abs=1e-12)
+    assert deployed(world, 0, records[-1].server, {})[1] == 2.0
+
+
+def test_fedbabu_sends_the_body_alone_and_keeps_nothing() -> None:
+    world = digits(FedBABU())
+    records, simulation = rounds(world, 1)
+    body = sum(t.numel() * 4 for name, t in world.initial["parameters"].items() if name.startswith("body."))
+    assert records[0].bytes_up["parameters"] == records[0].bytes_down["parameters"] == body * world.population
+    assert not any(name.startswith("head.") for group in records[0].server.values() for name in group)
+    assert state_of(simulation, 0) == {}
+
+
+def test_fedbabu_weight_decay_does_not_reach_the_head() -> None:
+    world = product(FedBABU(finetune="none"), training=Training(lr=0.1, weight_decay=0.5, momentum=0.9, batch_size=100))
+    world.work(0, 0, "train", world.method.init_server(world.server_site(0, "init")), {})
+    assert world.net.head.w.item() == 2.0
+    assert world.net.body.w.item() == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize(("weighting", "b"), [("uniform", 0.0), ("samples", -0.1)])
+def test_fedbabu_averages_bodies_uniformly_unless_told(weighting: Literal["uniform", "samples"], b: float) -> None:
+    """Targets 1 and -1 on 1 and 3 samples: bodies .2 and -.2; (.2 - .2) / 2 = 0, .2 / 4 - .2 * 3 / 4 = -.1."""
+    records, _ = rounds(product(FedBABU(weighting=weighting), targets=(1.0, -1.0), sizes=(1, 3)), 1)
+    assert float(records[0].server["parameters"]["body.w"]) == pytest.approx(b, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("finetune", "epochs", "model"),
+    [
+        ("none", 5, (0.2, 2.0)),
+        ("all", 0, (0.2, 2.0)),
+        ("head", 1, (0.2, 2.012)),
+        ("head", 2, (0.2, 2.023952)),
+        ("all", 1, (0.32, 2.012)),
+    ],
+)
+def test_fedbabu_personalises_by_fine_tuning(
+    finetune: Literal["none", "head", "all"], epochs: int, model: tuple[float, float]
+) -> None:
+    """From b .2, h 2 the error is -.6: db = -.1 * 2 * -.6 = .12 and dh = -.1 * .2 * -.6 = .012."""
+    world = product(FedBABU(finetune=finetune, finetune_epochs=epochs), start=(0.2, 2.0))
+    received = world.method.init_server(world.server_site(0, "init"))
+    assert deployed(world, 0, received, {}) == pytest.approx(model, abs=1e-12)
+
+
+def test_fedbabu_is_judged_both_as_received_and_fine_tuned() -> None:
+    world = digits(FedBABU(finetune_epochs=5))
+    records, _ = rounds(world, 2)
+    tuned = world.judge(0, 1, records[-1].server, {}, True)
+    plain = digits(FedBABU(finetune="none")).judge(0, 1, records[-1].server, {}, True)
+    assert tuned.shared == plain.shared == plain.personal
+    assert tuned.personal.loss < plain.personal.loss

@@ -1,0 +1,225 @@
+"""What every method must satisfy, tested once for all of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+from fedskew.core.files import sha256
+from fedskew.core.method import Method, Update
+from fedskew.core.tensors import Payload
+from fedskew.federation.loop import run
+from fedskew.federation.protocol import Record
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.wire import decode, digest, encode, layout_of
+from fedskew.federation.world import World
+from fedskew.methods import REGISTRY
+from fedskew.methods.fedavg import FedAvg
+from toys import digits, rounds, same
+
+# settings under which a method is to be tried: small enough for a test, its own terms on
+SMALL: dict[str, dict[str, object]] = {
+    "fedpg": {"iterations": 3, "n_v": 3, "virtual_batch": 8, "generator_batch": 16},
+    "fedgen": {"iterations": 3},
+    "ccvr": {"each": 10, "epochs": 1},
+    "fedddc": {"I": 3, "J": 3},
+    "fedic": {"steps": 3, "distil_steps": 3},
+    "feddf": {"steps": 3},
+    "fedbe": {"M": 2, "epochs": 2},
+    "creff": {"per_class": 5, "match": 3, "epochs": 2},
+}
+# settings under which a method's own terms are off: its global model must be FedAvg's, bit for bit
+OFF: dict[str, dict[str, object]] = {
+    "fedavg": {},
+    "fedavgm": {"beta": 0.0},
+    "fedprox": {"mu": 0.0},
+    "ditto": {},  # only its personal branch differs
+    "finetune": {},  # likewise
+    "central": {},  # dealt as the others' clients are, it is FedAvg; what it pools is the experiment's work
+    "moon": {"mu": 0.0},
+    "fedntd": {"beta": 0.0},
+    "fedfocal": {"gamma": 0.0, "alpha": 1.0},
+    "taunorm": {"tau": 0.0, "drop_bias": False},
+    "fedmr": {"mu1": 0.0, "mu2": 0.0},
+    "fedpg": {"lambda_c": 0.0, "lambda_v": 0.0},
+    "vhl": {"lambda_c": 0.0, "lambda_v": 0.0},
+    "fedgen": {"alpha": 0.0, "beta": 0.0},
+    "ccvr": {"epochs": 0},
+    "ratioloss": {"b": 0.0},
+    "feddf": {"steps": 0},
+    "fedbe": {"epochs": 0},
+    "fedic": {"distil_steps": 0},
+    "fedddc": {"J": 0},
+    "creff": {"per_class": 0},
+    "fedcd": {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True},
+}
+# methods that no setting makes FedAvg: their own equation tests say what they become instead
+OTHERWISE = {
+    "fedproc",
+    "fedproto",
+    "scaffold",
+    "fednova",
+    "feddyn",
+    "feddc",
+    "fedbabu",
+    "fedper",
+    "fedrep",
+    "fedcrc",
+    "local",
+}
+PUBLIC = "public:per_class=4+"
+
+
+def world_of(name: str, *, off: bool = False, seed: int = 0) -> World:
+    kind = REGISTRY[name]
+    method = kind(**(OFF if off else SMALL).get(name, {}))
+    split = "dirichlet:alpha=0.5,clients=5,min=5"
+    return digits(method, split=PUBLIC + split if kind.public else split, count=2, seed=seed)
+
+
+def bits(records: list[Record], simulation: Simulation) -> list[str]:
+    """Fingerprints of the server's last state and of every client's."""
+    store = simulation.store
+    return [digest(records[-1].server), *(sha256(store.get(c)) for c in range(simulation.population))]
+
+
+every_method = pytest.mark.parametrize("name", REGISTRY)
+
+
+def one_round(world: World, server: Payload, states: dict[int, Payload], round: int) -> tuple[Payload, list[Update]]:
+    broadcast, updates = world.method.broadcast(server), []
+    for client in range(world.population):
+        update, states[client] = world.method.client(
+            world.site(client, round, "train"), broadcast, states.get(client, {})
+        )
+        updates.append(update)
+    return world.method.aggregate(world.server_site(round, "train"), server, iter(updates)), updates
+
+
+@every_method
+def test_is_a_frozen_value_with_checked_settings(name: str) -> None:
+    method = REGISTRY[name]()
+    assert pickle.loads(pickle.dumps(method)) == method == type(method)()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.anything = 1  # type: ignore[attr-defined]
+
+
+@every_method
+def test_extends_method_and_nothing_else(name: str) -> None:
+    assert REGISTRY[name].__bases__ == (Method,)
+
+
+@every_method
+def test_touches_no_argument(name: str) -> None:
+    world = world_of(name)
+    method, states = world.method, {}
+    server = method.init_server(world.server_site(0, "init"))
+    server, _ = one_round(world, server, states, 0)
+    broadcast, state = method.broadcast(server), states[0]
+    before = copy.deepcopy((server, broadcast, state))
+    update, _ = method.client(world.site(0, 1, "train"), broadcast, state)
+    sent = copy.deepcopy(update.payload)
+    method.aggregate(world.server_site(1, "train"), server, iter([update]))
+    method.personalise(world.site(0, 1, "evaluate"), broadcast, state)
+    assert same(server, before[0])
+    assert same(broadcast, before[1])
+    assert same(state, before[2])
+    assert same(update.payload, sent)
+
+
+@every_method
+def test_payloads_survive_the_wire_and_updates_keep_their_layout(name: str) -> None:
+    world = world_of(name)
+    server = world.method.init_server(world.server_site(0, "init"))
+    states: dict[int, Payload] = {}
+    layouts = set()
+    for round in range(2):
+        server, updates = one_round(world, server, states, round)
+        for payload in (server, world.method.broadcast(server), *states.values(), *(u.payload for u in updates)):
+            assert same(payload, decode(encode(payload)))
+        layouts |= {layout_of(u.payload) for u in updates}
+    assert len(layouts) == 1
+
+
+@every_method
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str) -> None:
+    a, b, other = (bits(*rounds(world_of(name, seed=seed), 2)) for seed in (0, 0, 1))
+    assert a == b != other
+
+
+@every_method
+def test_nothing_depends_on_what_a_site_did_before(name: str) -> None:
+    """The scratch net and its spares are meaningless between calls: a used world gives what a fresh one does."""
+    used = world_of(name)
+    rounds(used, 1)
+    assert bits(*rounds(used, 2)) == bits(*rounds(world_of(name), 2))
+
+
+@every_method
+def test_partial_participation_and_single_clients_work(name: str) -> None:
+    world = world_of(name)
+    records, simulation = rounds(world, 2, cohorts=[[1], [0, 3], [0, 3]])  # a method may add a round
+    assert all(t.isfinite().all() for ts in records[-1].server.values() for t in ts.values() if t.is_floating_point())
+    assert {c for c in range(5) if c in simulation.store} == {0, 1, 3}
+    metrics = simulation.evaluate(1, world.method.broadcast(records[-1].server))
+    assert metrics["clients"]["never_trained"] == 2
+    assert (metrics["global"] is not None) == world.method.has_global
+
+
+@every_method
+@pytest.mark.parametrize("policy", ["local", "frozen"])
+def test_every_batch_norm_policy_works(name: str, policy: str) -> None:
+    world = world_of(name)
+    world.training = dataclasses.replace(world.training, batch_norm=policy)
+    records, simulation = rounds(world, 1)
+    metrics = simulation.evaluate(0, world.method.broadcast(records[-1].server))
+    assert 0 <= metrics["clients"]["personal"]["mean"] <= 1
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_without_its_own_terms_it_is_fedavg_bit_for_bit(name: str) -> None:
+    off = world_of(name, off=True)
+    a, _ = rounds(off, 2)
+    split = "dirichlet:alpha=0.5,clients=5,min=5"
+    plain = digits(FedAvg(), split=PUBLIC + split if REGISTRY[name].public else split, count=2)
+    b, _ = rounds(plain, 2)
+    for group in ("parameters", "buffers"):
+        assert same({group: a[-1].server[group]}, {group: b[-1].server[group]})
+
+
+def test_every_method_can_be_switched_off_or_says_why_not() -> None:
+    assert set(REGISTRY) == set(OFF) | OTHERWISE
+
+
+@pytest.mark.slow
+@every_method
+def test_the_bits_are_the_same_for_one_two_and_three_workers(name: str) -> None:
+    digests = set()
+    for workers in (1, 2, 3):
+        world = world_of(name)
+        with Simulation(world, workers=workers) as simulation:
+            loop = run(world.method, simulation, simulation.world.server_site, 2, lambda round: [0, 1, 2, 4])
+            *_, record = loop
+            assert simulation.pool is None or simulation.pool.performed["workers"] > 0
+            digests.add((*bits([record], simulation), str(record.metrics)))
+    assert len(digests) == 1
+
+
+def test_state_belongs_to_its_client_under_partial_participation() -> None:
+    """The fault of collections that zip a cohort with the order of arrival."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Signed(Method):
+        def client(self, site, broadcast, state):  # type: ignore[no-untyped-def]
+            update, kept = super().client(site, broadcast, state)
+            mark = torch.tensor(site.client)
+            assert not state or state["mark"]["client"] == site.client
+            return update, kept | {"mark": type(update.payload["parameters"])(client=mark)}
+
+    _, simulation = rounds(digits(Signed()), 4, cohorts=[[4, 1], [1, 3], [0, 4], [1, 4]])
+    for client in (0, 1, 3, 4):
+        assert decode(simulation.store.get(client))["mark"]["client"] == client
