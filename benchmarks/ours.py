@@ -14,25 +14,24 @@ from fedskew.core.training import Training
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import Ragged, World
+from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods.fedavg import FedAvg
 from fedskew.models import build
 
 NETS = {"lenet": ("simple-cnn", {"projection": False}), "mcmahan": ("cnn", {})}
-NO_ONE = torch.empty(0, dtype=torch.int64)
 
 
 def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
     x, y = images(workload)
     held = [np.arange(c * workload.samples, (c + 1) * workload.samples) for c in range(workload.clients)]
-    nobody = Ragged.of([np.empty(0, np.int64)] * workload.clients)
     name, options = NETS[workload.net]
     training = Training(lr=workload.lr, momentum=workload.momentum, batch_size=workload.batch, epochs=workload.epochs)
     pool, labels = torch.from_numpy(x), torch.from_numpy(y)
     make = partial(build, name, (1, 28, 28), 10, seed=0, fast=fast, **options)
-    return World(
-        method, training, make, pool, labels, pool[:10000], labels[:10000], Ragged.of(held), nobody, nobody, NO_ONE,
-        10, 0, 1000, (0.5,), (0.5,), fast=fast,
+    test = (pool[:10000], labels[:10000])
+    return world_from_tensors(
+        method, training, make, pool, labels, held,
+        classes=10, rounds=1000, test=test, mean=(0.5,), std=(0.5,), fast=fast,
     )  # fmt: skip
 
 

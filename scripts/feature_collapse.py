@@ -25,7 +25,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import Ragged, World
+from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import FedMR, intra_class
 
@@ -51,11 +51,13 @@ def trained(method: Method, classes: list[tuple[int, ...]], seed: int) -> tuple[
     y = torch.arange(3).repeat_interleave(EACH)
     turn, far = torch.rand(2, len(y), generator=seeded(seed))
     x = CENTRES[y] + torch.view_as_real(torch.polar(far.sqrt() / 2, 2 * math.pi * turn))
-    held, nobody = (Ragged.of([np.flatnonzero(np.isin(y, c)) for c in cs]) for cs in (classes, [()] * 3))
+    held = [np.flatnonzero(np.isin(y, c)) for c in classes]
     training = Training(lr=0.05, momentum=0.9, batch_size=64, epochs=10)
-    world = World(method, training, lambda: net(seed), x, y, x, y, held, nobody, nobody, y[:0], 3, seed, ROUNDS)
+    world = world_from_tensors(
+        method, training, lambda: net(seed), x, y, held, classes=3, rounds=ROUNDS, seed=seed, test=(x, y)
+    )
     *_, before, last = run(method, Simulation(world), world.server_site, ROUNDS, lambda _: [0, 1, 2])
-    client = world.work(0, ROUNDS - 1, "train", method.broadcast(before.server), {}).update.payload
+    client = world.train_client(0, ROUNDS - 1, "train", method.broadcast(before.server), {}).update.payload
     return world, {"client 1": client, "server": last.server}
 
 

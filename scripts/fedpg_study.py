@@ -63,7 +63,7 @@ class Outcome:
     bytes_down: dict[str, int]  # to one client in the last round
 
     def test(self) -> Data:
-        return self.world.balanced(0, len(self.world.y_test))
+        return self.world.test_set(0, len(self.world.y_test))
 
     def by_class(self, model: Payload) -> list[float]:
         site = self.world.server_site(0, "evaluate")
@@ -77,7 +77,7 @@ def carried_out(experiment: Experiment) -> Outcome:
     at_clients = at_server = 0.0
     for round in range(experiment.rounds):
         broadcast, began = method.broadcast(server), time.process_time()
-        updates = {c: world.work(c, round, "train", broadcast, {}).update for c in setting.cohort(round)}
+        updates = {c: world.train_client(c, round, "train", broadcast, {}).update for c in setting.cohort(round)}
         trained = time.process_time()
         server = method.aggregate(world.server_site(round, "train"), server, iter(updates.values()))
         at_clients += trained - began

@@ -19,7 +19,7 @@ from fedskew.data.split.chain import make_partition, portion
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import Ragged, World, make_world
+from fedskew.federation.world import World, make_world, world_from_tensors
 from fedskew.models import build
 
 
@@ -40,26 +40,10 @@ def toy_q(method: Method, *, training: Training | None = None, start: float = 0.
     """Toy Q: f_1 = 1/2 (w-1)^2 on 1 sample, f_2 = 3/2 (w+1)^2 on 3, so p = (1/4, 3/4); lr 0.1, 2 full steps."""
     x = torch.tensor([[1.0, 1.0], [3.0, -1.0], [3.0, -1.0], [3.0, -1.0]], dtype=torch.float64)
     y = torch.zeros(4, dtype=torch.int64)
-    clients = Ragged.of([np.array([0]), np.array([1, 2, 3])])
-    nobody = Ragged.of([np.empty(0, np.int64)] * 2)
+    clients = [np.array([0]), np.array([1, 2, 3])]
     training = training or Training(lr=0.1, steps=2, batch_size=4)
-    none = torch.empty(0, dtype=torch.int64)
-    return World(
-        method,
-        training,
-        partial(Scalar, start),
-        x,
-        y,
-        x[:0],
-        y[:0],
-        clients,
-        nobody,
-        nobody,
-        none,
-        2,
-        0,
-        10,
-        loss=quadratic,
+    return world_from_tensors(
+        method, training, partial(Scalar, start), x, y, clients, classes=2, rounds=10, loss=quadratic
     )
 
 

@@ -302,3 +302,44 @@ def test_a_frozen_part_is_not_moved_by_such_terms() -> None:
     before = site.parameters()
     fit(site, Corrected(site.loss, tilt=site.parameters(), anchor=before * 0, strength=1.0), train="head.")
     assert all(torch.equal(t, before[name]) for name, t in site.parameters().items() if name.startswith("body."))
+
+
+def test_a_head_trained_as_part_of_another_net_still_trains_in_its_own_net() -> None:
+    """Fit the whole net, then a net that shares its head, then the whole net: every parameter must move again."""
+    site = place(20, net=plain_net())
+    fit(site, site.loss)
+    shared = replace(site, net=Net(nn.Identity(), site.net.head, 5), data=features_of(site))
+    fit(shared, site.loss, train="head.")
+    before = site.parameters()
+    fit(site, site.loss)
+    assert all(not torch.equal(before[name], after) for name, after in site.parameters().items())
+
+
+def features_of(site: Site) -> Data:
+    return Data(site.infer(site.net.body), site.data.labels, torch.arange(len(site.data)))
+
+
+def test_head_only_trains_a_copy_of_the_head_on_the_bodys_features() -> None:
+    site = place(20)
+    start = site.model()
+    heads = site.head_only()
+    assert torch.equal(heads.data.x, site.infer(site.net.body))
+    assert torch.equal(heads.data.labels, site.data.labels)
+    fit(heads, site.loss, train="head.")
+    assert same(site.model(), start)  # the site's own net is untouched
+    site.load(start, heads.model())
+    moved = {n for n, t in site.parameters().items() if not torch.equal(t, start["parameters"][n])}
+    assert moved == {"head.weight", "head.bias"}
+
+
+def test_head_only_is_the_site_itself_where_features_change_from_pass_to_pass() -> None:
+    augmented = place(20, training=Training(augment="flip"))
+    assert augmented.head_only() is augmented
+    empty = place(0)
+    assert empty.head_only() is empty
+
+
+def test_head_only_takes_features_from_elsewhere() -> None:
+    site = place(4, net=plain_net())
+    given = Data(torch.ones(2, 5), torch.tensor([0, 1]), torch.arange(2))
+    assert site.head_only(given).data is given

@@ -64,7 +64,7 @@ def test_clients_drift_from_the_server_s_model_and_states_stay() -> None:
     (*_, last), simulation = rounds(world, 2)
     before = dict(simulation.store.rounds)
     (first, *_) = drifted(world, last.server, simulation.store, [2])
-    again = world.work(2, world.rounds - 1, "train", last.server, {}).update.payload["parameters"]
+    again = world.train_client(2, world.rounds - 1, "train", last.server, {}).update.payload["parameters"]
     assert all(torch.equal(first["parameters"][name], again[name]) for name in again)
     assert simulation.store.rounds == before
 

@@ -46,7 +46,7 @@ def test_both_branches_see_the_same_batches() -> None:
     world = digits(Ditto(lam=0.0))
     server = world.method.init_server(world.server_site(0, "init"))
     with one_thread():
-        done = world.work(2, 0, "train", server, {})
+        done = world.train_client(2, 0, "train", server, {})
     assert same({"w": done.state["personal"]}, {"w": done.update.payload["parameters"]})
     assert done.update.metrics["personal_loss"] == done.update.metrics["loss"]
 

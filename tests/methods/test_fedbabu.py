@@ -16,7 +16,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import decode
-from fedskew.federation.world import Ragged, World
+from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods.fedbabu import FedBABU
 from toys import Scalar, digits, rounds
 
@@ -47,12 +47,10 @@ def product(
     sizes = sizes or [1] * len(targets)
     x = torch.tensor([[t] for t, n in zip(targets, sizes, strict=True) for _ in range(n)], dtype=torch.float64)
     y = torch.zeros(len(x), dtype=torch.int64)
-    clients = Ragged.of(np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]))
-    nobody = Ragged.of([np.empty(0, np.int64)] * len(targets))
-    none = torch.empty(0, dtype=torch.int64)
+    clients = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
     training = training or Training(lr=0.1, batch_size=100)
     net = partial(Product, *start)
-    return World(method, training, net, x, y, x[:0], y[:0], clients, nobody, nobody, none, 2, 0, 10, loss=half_square)
+    return world_from_tensors(method, training, net, x, y, clients, classes=2, rounds=10, loss=half_square)
 
 
 def state_of(simulation: Simulation, client: int) -> Payload:
@@ -85,7 +83,7 @@ def test_fedbabu_sends_the_body_alone_and_keeps_nothing() -> None:
 
 def test_fedbabu_weight_decay_does_not_reach_the_head() -> None:
     world = product(FedBABU(finetune="none"), training=Training(lr=0.1, weight_decay=0.5, momentum=0.9, batch_size=100))
-    world.work(0, 0, "train", world.method.init_server(world.server_site(0, "init")), {})
+    world.train_client(0, 0, "train", world.method.init_server(world.server_site(0, "init")), {})
     assert world.net.head.w.item() == 2.0
     assert world.net.body.w.item() == pytest.approx(0.2, abs=1e-12)
 
@@ -119,7 +117,7 @@ def test_fedbabu_personalises_by_fine_tuning(
 def test_fedbabu_is_judged_both_as_received_and_fine_tuned() -> None:
     world = digits(FedBABU(finetune_epochs=5))
     records, _ = rounds(world, 2)
-    tuned = world.judge(0, 1, records[-1].server, {}, True)
-    plain = digits(FedBABU(finetune="none")).judge(0, 1, records[-1].server, {}, True)
+    tuned = world.evaluate_client(0, 1, records[-1].server, {}, True)
+    plain = digits(FedBABU(finetune="none")).evaluate_client(0, 1, records[-1].server, {}, True)
     assert tuned.shared == plain.shared == plain.personal
     assert tuned.personal.loss < plain.personal.loss

@@ -529,7 +529,7 @@ def test_prototypes_without_a_pull_are_sent_as_they_came_whatever_decays(fast: b
     """tau = 1e9 leaves nothing of L_hpc's gradient."""
     method = FedCD(tau=1e9, mu=0.5)
     training = Training(lr=0.1, batch_size=16, weight_decay=0.1, momentum=momentum)
-    update = small(method, training=training, fast=fast).work(0, 1, "train", server(), {}).update
+    update = small(method, training=training, fast=fast).train_client(0, 1, "train", server(), {}).update
     assert_close(update.payload[GROUP]["mean"], server()[GROUP]["mean"], rtol=1e-5, atol=1e-6)
     assert not torch.allclose(update.payload[FINE]["weight"], server()[FINE]["weight"], rtol=1e-2)
 
@@ -546,7 +546,7 @@ def test_the_first_round_sends_k_means_centres_of_the_received_or_the_trained_fe
     """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps go on with the trained features."""
     world = small(FedCD(mu="linear", kmeans_refresh=refresh))
     broadcast = start(world)
-    update = world.work(2, 0, "train", broadcast, {}).update
+    update = world.train_client(2, 0, "train", broadcast, {}).update
     site = world.site(2, 0, "train")
     site.load(broadcast)
     fine, own = assigned(site.infer(site.net.body), site.data.labels, broadcast[GROUP], 3, site.rng)
@@ -564,7 +564,7 @@ def test_counts_of_a_class_s_fine_classes_add_up_to_its_samples(round: int) -> N
     world = small(FedCD())
     broadcast = start(world) if round == 0 else server()
     for client in range(5):
-        count = world.work(client, round, "train", broadcast, {}).update.payload[GROUP]["count"]
+        count = world.train_client(client, round, "train", broadcast, {}).update.payload[GROUP]["count"]
         held = torch.bincount(world.site(client, round, "train").data.labels, minlength=10)
         assert count.view(10, 3).sum(1).tolist() == held.tolist()
 
@@ -572,7 +572,7 @@ def test_counts_of_a_class_s_fine_classes_add_up_to_its_samples(round: int) -> N
 def second_round(method: FedCD, training: Training | None = None) -> tuple[Payload, Site, Tensor]:
     """One client's update, its site with what it received, and the fine classes of its samples."""
     world = small(method, training=training)
-    update, site = world.work(1, 1, "train", server(), {}).update, world.site(1, 1, "train")
+    update, site = world.train_client(1, 1, "train", server(), {}).update, world.site(1, 1, "train")
     site.load(server())
     g = server()[GROUP]
     return update.payload, site, most_similar(site.infer(site.net.body), site.data.labels, g["mean"], g["known"], 3)

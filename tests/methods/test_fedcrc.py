@@ -48,7 +48,7 @@ def received(world: World) -> Payload:
 def work(world: World, client: int, round: int, broadcast: Payload, state: Payload) -> Trained:
     """One client's round, as the loop would run it."""
     with one_thread():
-        return world.work(client, round, "train", broadcast, state)
+        return world.train_client(client, round, "train", broadcast, state)
 
 
 def part(model: Payload, prefix: str) -> Payload:

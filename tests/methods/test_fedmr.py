@@ -439,7 +439,7 @@ def test_prototypes_are_the_class_means_of_trained_clients_pooled_by_samples() -
     start = world.method.broadcast(world.method.init_server(world.server_site(0, "init")))
     total, count = torch.zeros_like(start[GROUP]["mean"]), torch.zeros(10)
     for client in range(10):
-        update = world.work(client, 0, "train", start, {}).update
+        update = world.train_client(client, 0, "train", start, {}).update
         site = world.site(client, 0, "train")
         net = site.frozen(model_of(update.payload))
         own = class_means(site.infer(net.body), site.data.labels, 10)
@@ -464,7 +464,7 @@ def test_part_of_the_clients_sends_prototypes_and_all_use_them() -> None:
     method = FedMR(proto_share=0.4, share_seed=3)
     world = digits(method, split=PCDD)
     start = method.broadcast(method.init_server(world.server_site(0, "init")))
-    sent = [world.work(c, 0, "train", start, {}).update.payload[GROUP] for c in range(5)]
+    sent = [world.train_client(c, 0, "train", start, {}).update.payload[GROUP] for c in range(5)]
     senders = [c for c in range(5) if sent[c]["count"].any()]
     assert len(senders) == 2
     assert senders == [c for c in range(5) if method.sends(world.site(c, 7, "train"))]  # in every round the same

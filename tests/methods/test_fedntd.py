@@ -109,7 +109,7 @@ def test_a_larger_beta_keeps_more_of_what_the_server_knew_of_other_classes() -> 
 
     def forgotten(beta: float) -> float:
         world = digits(FedNTD(beta=beta), training=Training(lr=0.1, batch_size=16, epochs=3))
-        update = world.work(1, 2, "train", broadcast, {}).update
+        update = world.train_client(1, 2, "train", broadcast, {}).update
         site = world.site(1, 2, "train")
         student, teacher = (site.infer(site.frozen(model)) for model in (update.payload, broadcast))
         return not_true(student, teacher, site.data.labels, 1.0).item()

@@ -28,7 +28,7 @@ def test_nothing_of_it_is_kept() -> None:
     records, _ = rounds(world, 1)
     server = {group: tensors | {} for group, tensors in records[0].server.items()}
     with one_thread():
-        first, again = (world.judge(0, 0, records[0].server, {}, True) for _ in range(2))
+        first, again = (world.evaluate_client(0, 0, records[0].server, {}, True) for _ in range(2))
     assert first == again
     assert first.personal.loss != first.shared.loss
     assert same(server, records[0].server)

@@ -35,8 +35,8 @@ def test_the_first_round_is_fedavgs_client_bit_for_bit() -> None:
 
     (alone, nothing), (shared, server) = world_and_server(Local()), world_and_server(FedAvg())
     with one_thread():
-        state = alone.work(1, 0, "train", nothing, {}).state
-        update = shared.work(1, 0, "train", server, {}).update
+        state = alone.train_client(1, 0, "train", nothing, {}).state
+        update = shared.train_client(1, 0, "train", server, {}).update
     assert same({"parameters": state["parameters"]}, {"parameters": update.payload["parameters"]})
 
 

@@ -1,4 +1,4 @@
-"""`fit`: the only training loop."""
+"""`fit`: the only training loop. Methods change its loss, which parameters move, and for how long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedskew.core.augment import parse_augment
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
-from fedskew.core.fast.module_index import anatomy, set_mode
+from fedskew.core.fast.module_index import module_index, set_mode
 from fedskew.core.losses import Corrected
 from fedskew.core.site import Loss, Site
 from fedskew.core.training import Training
@@ -36,21 +36,22 @@ def fit(
     training: Training | None = None,
     move_statistics: bool = False,
 ) -> Fit:
-    """Minimise `loss` over the site's data.
+    """Minimise `loss` over the site's data, from the model in `site.net`, which then holds the trained one.
 
-    Only parameters whose names start with `train` move ("" is all, "head." the classifier). A part
-    (body, head) in which nothing moves runs in evaluation mode, so its batch-norm statistics stay
-    too, unless `move_statistics` asks for it. `epochs` or `steps` override the settings' length.
+    `loss(net, x, y)` returns a scalar. Only parameters whose names start with `train` move ("" is all of them,
+    "head." the classifier). A part (body, head) in which nothing moves runs in evaluation mode, so its batch-norm
+    statistics stay too, unless `move_statistics` is true. `epochs` or `steps` (batches) override the length that
+    the settings give; 0 trains nothing. `training` overrides the site's settings. Momentum starts at zero.
     """
     net, training = site.net, training or site.training
-    own = anatomy(net)
-    for name, parameter in own.parameters:
+    index = module_index(net)
+    for name, parameter in index.parameters:
         parameter.requires_grad_(name.startswith(train))
-    set_mode(own.layers, True)
-    for layers, parameters in own.parts:
+    set_mode(index.layers, True)
+    for layers, parameters in index.parts:
         set_mode(layers, move_statistics or any(p.requires_grad for p in parameters))
     if training.batch_norm == "frozen":
-        set_mode(own.norms, False)
+        set_mode(index.norms, False)
     if site.fast:
         corrected = loss if isinstance(loss, Corrected) else None
         descent: FlatDescent | PlainDescent = FlatDescent(net, training, corrected)
@@ -58,7 +59,7 @@ def fit(
     else:
         descent = PlainDescent(net, training)
     done, total = 0, 0.0
-    # layers that draw (dropout) read the global generator: give it the site's seed, and give it back
+    # dropout reads the global generator: seed it from the site's, and restore it afterwards
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
         for x, y in batches(site, training, epochs=epochs, steps=steps):
@@ -74,10 +75,10 @@ def fit(
 def batches(
     site: Site, training: Training, *, epochs: int | None = None, steps: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shuffled batches: `steps` of them, or `epochs` passes, else as the settings say.
+    """Shuffled batches: `steps` of them, or `epochs` passes; with neither, as the settings say.
 
-    Batch norm cannot train on one sample: where a net has it, a last lone sample joins the batch
-    before it, and a client's only sample is taken twice.
+    Batch norm cannot train on one sample: where a net has it, a last single sample joins the batch before it, and
+    a client's only sample is repeated.
     """
     data, size = site.data, training.batch_size
     if len(data) == 0:
@@ -86,17 +87,17 @@ def batches(
         epochs, steps = training.epochs, training.steps
     augment = parse_augment(training.augment)
     change = None if augment is None else (lambda x: augment(x, site.rng))
-    lonely = len(data) % size == 1 and bool(anatomy(site.net).norms)
+    single = len(data) % size == 1 and bool(module_index(site.net).norms)
     drop = training.drop_last and len(data) >= size
 
-    def pass_over() -> Iterator[tuple[Tensor, Tensor]]:
+    def one_pass() -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.randperm(len(data), generator=site.rng)
         if drop:
             order = order[: len(order) // size * size]
-        elif lonely and len(order) == 1:
+        elif single and len(order) == 1:
             order = order.repeat(2)
         sizes = [size] * (len(order) // size) + [len(order) % size] * (len(order) % size > 0)
-        if lonely and not drop and len(sizes) > 1:
+        if single and not drop and len(sizes) > 1:
             sizes[-2:] = [sum(sizes[-2:])]
         per_chunk = max(1, CHUNK // (size * data.x[0].numel() * 4))
         while sizes:
@@ -108,4 +109,4 @@ def batches(
             yield from zip(torch.split(x.to(site.device), now), torch.split(y.to(site.device), now), strict=True)
 
     passes = range(epochs or 0) if steps is None else count()
-    yield from islice((batch for _ in passes for batch in pass_over()), steps)
+    yield from islice((batch for _ in passes for batch in one_pass()), steps)

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedskew.core.fast.module_index import anatomy
+from fedskew.core.fast.module_index import module_index
 from fedskew.core.settings import UsageError
 
 Shape = tuple[int, ...]
@@ -42,7 +42,7 @@ class Seen:
 def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, batch_statistics: bool) -> Tensor:
     """`function` of a batch with `net`, of which it is made, in evaluation mode. `batch_statistics` as in `score`."""
     net.eval()
-    layers, n = anatomy(net).norms, len(x)
+    layers, n = module_index(net).norms, len(x)
     tracked = [layer.track_running_stats for layer in layers]
     if batch_statistics:
         for layer in layers:  # train mode that records nothing

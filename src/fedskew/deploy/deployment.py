@@ -87,7 +87,7 @@ class Deployment:
         pieces = range(self.world.chunks() if self.world.method.has_global else 0)
         test: Score | None = None
         for piece in pieces:
-            score = self.world.examine(piece, round, broadcast)
+            score = self.world.evaluate_global(piece, round, broadcast)
             test = score if test is None else test + score
         self.pending = round
         if round == self.world.rounds - 1:

@@ -105,7 +105,10 @@ class Node:
         answer = Answer(name=self.name)
         if ask.judge >= 0:
             score = self._perform(
-                world, Job("judge", ask.judge, "evaluate", ask.client, trained=ask.base >= 0), broadcast, state
+                world,
+                Job("evaluate_client", ask.judge, "evaluate", ask.client, trained=ask.base >= 0),
+                broadcast,
+                state,
             )
             if isinstance(score, ClientScore):
                 answer.shared, answer.personal = plain_score(score.shared), plain_score(score.personal)

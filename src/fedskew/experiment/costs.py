@@ -14,7 +14,7 @@ from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.federation.wire import size_of
-from fedskew.federation.world import Ragged, World
+from fedskew.federation.world import World, world_from_tensors
 from fedskew.models import build
 
 Sizes = dict[str, int]  # bytes by group of a payload
@@ -36,23 +36,17 @@ def made_up(method: Method, model: str, shape: Shape, classes: int) -> World:
     n = 2 * classes
     pictures = torch.randint(256, (3 * n, *shape[1:], shape[0]), generator=seeded(0), dtype=torch.uint8)
     parts = np.arange(3 * n).reshape(3, n)
-    nobody = Ragged.of([parts[0][:0]] * 2)
     labels = torch.arange(3 * n) % classes
-    return World(
+    return world_from_tensors(
         method,
         Training(steps=1, batch_size=n),
         partial(build, model, shape, classes, seed=0),
         pictures,
         labels,
-        pictures[:0],
-        labels[:0],
-        Ragged.of(list(parts[:2])),
-        nobody,
-        nobody,
-        torch.from_numpy(parts[2]),
-        classes,
-        seed=0,
+        list(parts[:2]),
+        classes=classes,
         rounds=len(method.stages(2)),
+        public=torch.from_numpy(parts[2]),
         mean=(0.5,) * shape[0],
         std=(0.5,) * shape[0],
     )

@@ -11,13 +11,12 @@ from torch import Tensor
 from fedskew.core.method import MODEL
 from fedskew.core.net import Net
 from fedskew.core.samples import Data
-from fedskew.core.seeding import one_thread
+from fedskew.core.seeding import Purpose, one_thread
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.store import Store
 from fedskew.federation.wire import decode
 from fedskew.federation.world import World
 
-DIAGNOSE = 5  # what a generator is for: part of its seed (see world.py)
 CLIENTS = 10  # whose heads are compared
 DIAGNOSED = ("eigenvalue_spread", "head_distance")  # the figures of `diagnose`
 EPSILON = 1e-8  # added to variances: a dead feature correlates with nothing
@@ -76,7 +75,7 @@ def diagnose(world: World, server: Payload, store: Store, members: Sequence[int]
     """
     with one_thread():
         net, data = global_net(world, server), whole_test(world)
-        rng = world.site(-1, world.rounds, "diagnose", DIAGNOSE).rng
+        rng = world.site(-1, world.rounds, "diagnose", Purpose.DIAGNOSE).rng
         spread = feature_collapse(net, data, rng) if world.method.has_global and len(data) else None
         heads = head_distances(drifted(world, server, store, members))
     return {"eigenvalue_spread": spread, "head_distance": mean_distance(heads), "clients": len(heads)}
@@ -89,12 +88,12 @@ def mean_distance(apart: Tensor) -> float | None:
 
 
 def whole_test(world: World) -> Data:
-    return world.balanced(0, len(world.y_test))
+    return world.test_set(0, len(world.y_test))
 
 
 def global_net(world: World, server: Payload) -> Any:
     """The net with the server's model in it."""
-    site = world.site(-1, world.rounds, "diagnose", DIAGNOSE)
+    site = world.site(-1, world.rounds, "diagnose", Purpose.DIAGNOSE)
     site.load(world.method.broadcast(server))
     return site.net
 
@@ -105,7 +104,7 @@ def drifted(world: World, server: Payload, store: Store, members: Sequence[int])
     broadcast, models = world.method.broadcast(server), []
     for client in able:
         blob = store.get(client)
-        done = world.work(client, world.rounds - 1, "train", broadcast, decode(blob) if blob else {})
+        done = world.train_client(client, world.rounds - 1, "train", broadcast, decode(blob) if blob else {})
         layers = (world.initial, broadcast, done.update.payload, done.state)
         models.append({group: _laid(group, layers) for group in MODEL})
     return models

@@ -1,7 +1,7 @@
-"""All that is fixed for a run: who holds which samples, and how a site is made. And the work done at one.
+"""All that is fixed for a run: the method, the settings, the data, and who holds which samples.
 
-A world is what a worker process is given; it makes every site from (seed, client, round) alone, so
-the same work has the same bits wherever and whenever it is done.
+A world is what a worker process is given. It makes every site from (seed, client, round) alone, so the same work
+gives the same bits wherever and whenever it is done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedskew.core.losses import plain
 from fedskew.core.method import Method, Update
 from fedskew.core.samples import Data
-from fedskew.core.seeding import seeded
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
@@ -27,12 +27,11 @@ from fedskew.data.dataset import DataSet
 from fedskew.data.split.chain import Partition, Parts
 from fedskew.evaluation.scores import ClientScore, Score, score
 
-TRAIN, EVALUATE, NOISE = 1, 2, 3  # what a generator is for: part of its seed
 CHUNK = 2000  # test samples per job; fixed, so that sums do not depend on the number of workers
 
 
 class Ragged(NamedTuple):
-    """Index arrays of all clients, end to end."""
+    """Index arrays of all clients in one tensor; `ragged[client]` is one client's."""
 
     values: Tensor
     offsets: Tensor  # [clients + 1]
@@ -50,14 +49,22 @@ class Ragged(NamedTuple):
         return [int(n) for n in self.offsets.diff()]
 
 
-class Trained(NamedTuple):
+class ClientRound(NamedTuple):
+    """What one client's round came to."""
+
     update: Update
-    state: Payload
+    state: Payload  # what the client keeps
     seconds: float
 
 
-@dataclass
+@dataclass(kw_only=True)
 class World:
+    """The constants of a run, and the work done at one site.
+
+    Arrays: `x`, `y` are the training pool, of which `train`, `validation` and `test` name each client's samples and
+    `public` the server's; `x_test`, `y_test` are the server's test set.
+    """
+
     method: Method
     training: Training
     make_net: Callable[[], Any]  # the common initial net; seeded
@@ -74,118 +81,124 @@ class World:
     rounds: int  # of the whole run, the method's own stages included
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    noise: tuple[float, ...] | None = None
+    noise: tuple[float, ...] | None = None  # feature skew by client; None: none
     rotation: tuple[float, ...] | None = None
-    fast: bool = True
+    fast: bool = True  # False: plain layers and torch.optim, the reference
     device: str = "cpu"
-    loss: Loss = plain
+    loss: Loss = plain  # the task's own loss
 
     @property
     def population(self) -> int:
+        """How many clients there are."""
         return len(self.train.offsets) - 1
 
     @cached_property
     def net(self) -> Any:
-        """The one net of this process, used for every client in turn."""
+        """The net of this process, used for one client after another."""
         return self.make_net().to(self.device)
 
     @cached_property
     def initial(self) -> Payload:
-        blank = self._site(-1, self.pool(self.public), TRAIN, 0, "init", initial={})
+        """The model every site starts from."""
+        blank = self._site(-1, self.pool(self.public), Purpose.TRAIN, 0, "init", initial={})
         return blank.model()
 
     @cached_property
     def spares(self) -> list[Any]:
+        """Nets of this process that sites may use as teachers."""
         return []
 
     def pool(self, index: Tensor, client: int = -1) -> Data:
-        """Samples of the training pool, seen as this client sees them."""
+        """Samples of the training pool, with this client's feature skew."""
         return Data(self.x, self.y, index, self.mean, self.std, **self._features(client))
 
     def _features(self, client: int) -> dict[str, Any]:
         if client < 0 or (self.noise is None and self.rotation is None):
             return {}
-        seed = int(torch.randint(1 << 40, (), generator=seeded(self.seed, NOISE, client)))
+        seed = int(torch.randint(1 << 40, (), generator=seeded(self.seed, Purpose.NOISE, client)))
         return {
             "noise": self.noise[client] if self.noise else 0.0,
             "rotation": self.rotation[client] if self.rotation else 0.0,
             "seed": seed,
         }
 
-    def site(self, client: int, round: int, stage: str, purpose: int = TRAIN) -> Site:
-        """Client's site, or the server's (-1), in one round."""
+    def site(self, client: int, round: int, stage: str, purpose: Purpose = Purpose.TRAIN) -> Site:
+        """The site of a client, or of the server (-1), in one round."""
         index = self.public if client < 0 else self.train[client]
         return self._site(client, self.pool(index, client), purpose, round, stage, initial=self.initial)
 
-    def _site(self, client: int, data: Data, purpose: int, round: int, stage: str, initial: Payload) -> Site:
+    def _site(self, client: int, data: Data, purpose: Purpose, round: int, stage: str, initial: Payload) -> Site:
         return Site(
-            self.net,
-            data,
-            self.training.at(round, self.rounds),
-            self.classes,
-            self.population,
-            initial,
-            seeded(self.seed, purpose, client + 1, round),
-            client,
-            round,
-            self.rounds,
-            stage,
-            self.fast,
-            self.device,
-            self.loss,
-            self.spares,
+            net=self.net,
+            data=data,
+            training=self.training.at(round, self.rounds),
+            classes=self.classes,
+            population=self.population,
+            initial=initial,
+            rng=seeded(self.seed, purpose, client + 1, round),
+            client=client,
+            round=round,
+            rounds=self.rounds,
+            stage=stage,
+            fast=self.fast,
+            device=self.device,
+            loss=self.loss,
+            spares=self.spares,
         )
 
     def server_site(self, round: int, stage: str) -> Site:
-        """The server's site: on its public data, or to evaluate on the balanced test set."""
+        """The server's site: on its public data; in the stage "evaluate" on its test set."""
         if stage == "evaluate":
-            return replace(self.site(-1, round, stage, EVALUATE), data=self.balanced(0, len(self.y_test)))
+            return replace(self.site(-1, round, stage, Purpose.EVALUATE), data=self.test_set(0, len(self.y_test)))
         return self.site(-1, round, stage)
 
-    def balanced(self, start: int, end: int) -> Data:
-        """A piece of the balanced test set."""
+    def test_set(self, start: int, end: int) -> Data:
+        """A piece of the server's test set."""
         return Data(self.x_test, self.y_test, torch.arange(start, end), self.mean, self.std)
 
-    def work(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> Trained:
+    def train_client(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> ClientRound:
         """One client's round."""
         start = time.perf_counter()
         update, kept = self.method.client(self.site(client, round, stage), broadcast, state)
-        return Trained(update, kept, time.perf_counter() - start)
+        return ClientRound(update, kept, time.perf_counter() - start)
 
-    def judge(self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool) -> ClientScore:
+    def evaluate_client(
+        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool
+    ) -> ClientScore:
         """The server's model and the client's own on one client's test part."""
-        site = self.site(client, round, "evaluate", EVALUATE)
-        own = self.pool(self.test[client], client)
-        shared = self._shared(site, broadcast, own) if self.method.has_global else None
+        site = self.site(client, round, "evaluate", Purpose.EVALUATE)
+        test_part = self.pool(self.test[client], client)
+        shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
         simple = type(self.method).personalise is Method.personalise and not state.keys() & {"parameters", "buffers"}
         if shared is not None and simple:
             return ClientScore(client, shared, shared, fallback=not trained)
         site.load(self.method.personalise(site, broadcast, state))
         lacks = self.training.batch_norm == "local" and "buffers" not in state
-        personal = score(site.net, own, self.classes, device=self.device, batch_statistics=lacks)
+        personal = score(site.net, test_part, self.classes, device=self.device, batch_statistics=lacks)
         return ClientScore(client, shared, personal, fallback=not trained)
 
-    def _shared(self, site: Site, broadcast: Payload, data: Data) -> Score:
+    def _evaluate_shared(self, site: Site, broadcast: Payload, data: Data) -> Score:
         site.load(broadcast)
         lacks = self.training.batch_norm == "local"
         return score(site.net, data, self.classes, device=self.device, batch_statistics=lacks)
 
     def chunks(self) -> int:
+        """How many pieces the server's test set is evaluated in."""
         return -(-len(self.y_test) // CHUNK)
 
-    def examine(self, chunk: int, round: int, broadcast: Payload) -> Score:
-        """The server's model on one piece of the balanced test set."""
-        data = self.balanced(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
-        return self._shared(self.site(-1, round, "evaluate", EVALUATE), broadcast, data)
+    def evaluate_global(self, chunk: int, round: int, broadcast: Payload) -> Score:
+        """The server's model on one piece of its test set."""
+        data = self.test_set(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
+        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data)
 
     def arrays(self) -> dict[str, Tensor]:
-        """The large, constant parts: what worker processes share."""
+        """The large constant arrays, which worker processes share."""
         ragged = {"train": self.train, "validation": self.validation, "test": self.test}
         flat = {f"{name}.{part}": getattr(r, part) for name, r in ragged.items() for part in Ragged._fields}
         return {"x": self.x, "y": self.y, "x_test": self.x_test, "y_test": self.y_test, "public": self.public, **flat}
 
     def with_arrays(self, arrays: dict[str, Tensor]) -> World:
-        """This world over other memory that holds the same arrays."""
+        """This world with other tensors in place of its arrays: the same values in shared memory, or empty ones."""
         ragged: dict[str, Any] = {
             name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
             for name in ("train", "validation", "test")
@@ -207,25 +220,67 @@ def make_world(
     fast: bool = True,
     device: str = "cpu",
 ) -> World:
+    """A world over a data set, split over clients (`partition`), each client's share cut into `parts`."""
     return World(
-        method,
-        training,
-        make_net,
-        torch.from_numpy(data.x_train),
-        torch.from_numpy(data.y_train),
-        torch.from_numpy(data.x_test),
-        torch.from_numpy(data.y_test),
-        Ragged.of([p.train for p in parts]),
-        Ragged.of([p.validation for p in parts]),
-        Ragged.of([p.test for p in parts]),
-        torch.from_numpy(partition.public),
-        data.classes,
-        seed,
-        rounds,
-        data.mean,
-        data.std,
-        partition.noise,
-        partition.rotation,
-        fast,
-        device,
+        method=method,
+        training=training,
+        make_net=make_net,
+        x=torch.from_numpy(data.x_train),
+        y=torch.from_numpy(data.y_train),
+        x_test=torch.from_numpy(data.x_test),
+        y_test=torch.from_numpy(data.y_test),
+        train=Ragged.of([p.train for p in parts]),
+        validation=Ragged.of([p.validation for p in parts]),
+        test=Ragged.of([p.test for p in parts]),
+        public=torch.from_numpy(partition.public),
+        classes=data.classes,
+        seed=seed,
+        rounds=rounds,
+        mean=data.mean,
+        std=data.std,
+        noise=partition.noise,
+        rotation=partition.rotation,
+        fast=fast,
+        device=device,
+    )
+
+
+def world_from_tensors(
+    method: Method,
+    training: Training,
+    make_net: Callable[[], Any],
+    x: Tensor,
+    y: Tensor,
+    clients: Sequence[np.ndarray[Any, np.dtype[np.int64]]],
+    *,
+    classes: int,
+    rounds: int,
+    seed: int = 0,
+    public: Tensor | None = None,
+    test: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> World:
+    """A world over plain tensors: `clients` are each client's training samples; nobody has a test part.
+
+    `public` names the server's samples (None: none), `test` is its test set (None: none). Further options are
+    fields of `World`.
+    """
+    x_test, y_test = (x[:0], y[:0]) if test is None else test
+    nobody = Ragged.of([np.empty(0, np.int64)] * len(clients))
+    return World(
+        method=method,
+        training=training,
+        make_net=make_net,
+        x=x,
+        y=y,
+        x_test=x_test,
+        y_test=y_test,
+        train=Ragged.of(clients),
+        validation=nobody,
+        test=nobody,
+        public=torch.empty(0, dtype=torch.int64) if public is None else public,
+        classes=classes,
+        seed=seed,
+        rounds=rounds,
+        **options,
     )

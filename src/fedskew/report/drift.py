@@ -12,9 +12,9 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedskew.core.seeding import one_thread
+from fedskew.core.seeding import Purpose, one_thread
 from fedskew.experiment.assemble import assemble
-from fedskew.experiment.diagnostics import DIAGNOSE, drifted, feature_collapse, global_net, head_distances, whole_test
+from fedskew.experiment.diagnostics import drifted, feature_collapse, global_net, head_distances, whole_test
 from fedskew.report.runs import Kept
 
 POINTS = 400  # test samples in the plane
@@ -37,7 +37,7 @@ def drift_of(run: Kept, data_dir: Path | None) -> Drift:
         data = whole_test(world)
         if not world.method.has_global or len(data) < LEAST:
             return Drift(heads, None, None, np.empty(0, np.int64))
-        site = world.site(-1, world.rounds, "diagnose", DIAGNOSE)
+        site = world.site(-1, world.rounds, "diagnose", Purpose.DIAGNOSE)
         net = global_net(world, server)
         spread = feature_collapse(net, data, site.rng)
         some = data.part(torch.randperm(len(data), generator=site.rng)[:POINTS])

@@ -75,7 +75,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_and_a_window_bounds_
         for job, result in zip(jobs, results, strict=True):
             assert isinstance(result, Trained)
             with one_thread():
-                alone = world.work(job.item, 0, "train", world.initial, {})
+                alone = world.train_client(job.item, 0, "train", world.initial, {})
             assert digest(result.update.payload) == digest(alone.update.payload)
     finally:
         pool.close()
@@ -92,7 +92,7 @@ def test_what_fails_in_our_own_code_is_not_taken_for_a_lost_client(ray: Any) -> 
     pool.start()
     try:
         with pytest.raises(Exception, match="RuntimeError: upper bound"):
-            next(pool.map([Job("examine", 0, "evaluate", 10**6)], world.initial, bytes))
+            next(pool.map([Job("evaluate_global", 0, "evaluate", 10**6)], world.initial, bytes))
     finally:
         pool.close()
 

@@ -118,7 +118,7 @@ def test_batch_norm_statistics_get_the_plain_mean_whatever_the_parameters_get(me
     states: dict[int, Payload] = {}
     uniform = isinstance(method, UNIFORM) and getattr(method, "weighting", "uniform") == "uniform"
     for round, cohort in enumerate([[0, 1, 2], [1, 3, 4], [0, 1, 4]]):
-        done = [world.work(i, round, "train", method.broadcast(server), states.get(i, {})) for i in cohort]
+        done = [world.train_client(i, round, "train", method.broadcast(server), states.get(i, {})) for i in cohort]
         states |= {i: d.state for i, d in zip(cohort, done, strict=True)}
         updates = [d.update for d in done]
         server = method.aggregate(world.server_site(round, "train"), server, iter(updates))
@@ -137,7 +137,7 @@ def test_statistics_that_stay_at_home_stay_in_the_clients_state(method: Method) 
     state: Payload = {}
     steps, counted = -(-len(world.train[1]) // 8), []
     for round in range(2):
-        update, state, _ = world.work(1, round, "train", method.broadcast(server), state)
+        update, state, _ = world.train_client(1, round, "train", method.broadcast(server), state)
         server = method.aggregate(world.server_site(round, "train"), server, iter([update]))
         counted.append(int(state["buffers"]["body.2.num_batches_tracked"]))
         assert "buffers" not in update.payload
@@ -147,10 +147,10 @@ def test_statistics_that_stay_at_home_stay_in_the_clients_state(method: Method) 
 def test_dittos_personal_model_has_statistics_of_its_own() -> None:
     world = replace(digits(Ditto(lam=0.1)), make_net=batch_normed)
     server = world.method.init_server(world.server_site(0, "init"))
-    first = world.work(0, 0, "train", server, {})
-    other = world.work(1, 0, "train", server, {})
+    first = world.train_client(0, 0, "train", server, {})
+    other = world.train_client(1, 0, "train", server, {})
     server = world.method.aggregate(world.server_site(0, "train"), server, iter([other.update]))
-    second = world.work(0, 1, "train", server, first.state)
+    second = world.train_client(0, 1, "train", server, first.state)
     own = world.method.personalise(world.site(0, 1, "evaluate"), server, second.state)
     steps = int(first.update.payload["buffers"]["body.2.num_batches_tracked"])
     assert int(own["buffers"]["body.2.num_batches_tracked"]) == 2 * steps

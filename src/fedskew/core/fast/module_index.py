@@ -1,4 +1,4 @@
-"""What a net is made of, looked up once: walking a module tree for every client costs more than a small step."""
+"""A net's parameters, buffers and layers, listed once: walking the tree for every client costs more than a step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class Anatomy:
-    """Parameters, buffers and layers of a net. A net's tree does not change once it trains."""
+class ModuleIndex:
+    """Parameters, buffers and layers of a net. It assumes that the module tree does not change once the net trains."""
 
     def __init__(self, net: nn.Module) -> None:
         self.parameters = list(net.named_parameters())
@@ -19,15 +19,16 @@ class Anatomy:
         self.parts = [(list(part.modules()), list(part.parameters())) for part in net.children()]
 
 
-def anatomy(net: nn.Module) -> Anatomy:
-    known = net.__dict__.get("_anatomy")
+def module_index(net: nn.Module) -> ModuleIndex:
+    """The net's index, made on first use and kept with the net."""
+    known = net.__dict__.get("_module_index")
     if known is None:
-        known = net.__dict__["_anatomy"] = Anatomy(net)
-    assert isinstance(known, Anatomy)
+        known = net.__dict__["_module_index"] = ModuleIndex(net)
+    assert isinstance(known, ModuleIndex)
     return known
 
 
 def set_mode(layers: Iterable[nn.Module], training: bool) -> None:
-    """`train()` or `eval()` of layers whose list is known, without the walk and the attribute checks."""
+    """`train()` or `eval()` of a list of layers, without walking the tree again."""
     for layer in layers:
         layer.__dict__["training"] = training

@@ -18,10 +18,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedskew.core.method import Update
-from fedskew.core.seeding import seeded
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import build, parse, unknown
 
-FAULT = 5  # what a generator is for: part of its seed (see world.py)
 Kind = Literal["drop", "straggle", "nan", "inf", "shape", "raise", "die"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -36,7 +35,7 @@ class Fault:
     def strikes(self, seed: int, client: int, round: int) -> bool:
         if self.client not in (None, client) or self.round not in (None, round):
             return False
-        key = (seed, FAULT, client + 1, round, KINDS.index(self.kind))
+        key = (seed, Purpose.FAULT, client + 1, round, KINDS.index(self.kind))
         return self.rate >= 1 or bool(torch.rand((), generator=seeded(*key)) < self.rate)
 
 

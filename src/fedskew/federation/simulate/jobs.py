@@ -1,4 +1,4 @@
-"""The work of one client (or one piece of the test set) as a job: what goes to a worker, and what comes back."""
+"""The work of one client, or one piece of the test set, as a job: what goes to a worker, and what comes back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
@@ -21,13 +21,20 @@ log = logging.getLogger("fedskew")
 
 @dataclass(frozen=True)
 class Job:
-    kind: str  # train | judge | examine
+    """One piece of work. `item` is a client, or for "evaluate_global" a piece of the test set."""
+
+    kind: Literal["train", "evaluate_client", "evaluate_global"]
     round: int
     stage: str
-    item: int  # a client, or a piece of the test set
+    item: int
     weight: int = 0  # how much work it is: the largest goes first
-    trained: bool = False  # judge: whether this client ever trained
-    fault: Kind | None = None
+    trained: bool = False  # evaluate_client: whether this client ever trained
+    fault: Kind | None = None  # a fault to simulate
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the client's state is part of the job."""
+        return self.kind != "evaluate_global"
 
 
 class Lost(NamedTuple):
@@ -37,6 +44,8 @@ class Lost(NamedTuple):
 
 
 class Trained(NamedTuple):
+    """A finished training job: the update, the client's new state as bytes, and how long it took."""
+
     update: Update
     state: Blob
     seconds: float
@@ -46,21 +55,25 @@ Result = Trained | ClientScore | Score | Lost
 
 
 def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
-    """Do a job here. What goes wrong at a client is that client's loss, not the round's."""
-    kept = decode(state) if state else {}
-    if job.kind == "examine":
-        return world.examine(job.item, job.round, broadcast)
+    """Do a job in this process. An error at a client loses that client's work, not the round."""
+    if job.kind == "evaluate_global":
+        return world.evaluate_global(job.item, job.round, broadcast)
     try:
-        if job.kind == "judge":
-            return world.judge(job.item, job.round, broadcast, kept, job.trained)
+        if job.kind == "evaluate_client":
+            return world.evaluate_client(job.item, job.round, broadcast, decode_state(state), job.trained)
         if job.fault == "raise":
-            raise RuntimeError("a fault that was asked for")
-        done = world.work(job.item, job.round, job.stage, broadcast, kept)
+            raise RuntimeError("a simulated fault")
+        done = world.train_client(job.item, job.round, job.stage, broadcast, decode_state(state))
     except Exception as error:
         log.info("client %d failed in round %d", job.item, job.round, exc_info=True)
         return Lost(f"failed: {type(error).__name__}: {error}")
     update = done.update if job.fault not in ("nan", "inf", "shape") else spoilt(done.update, job.fault)
     return Trained(update, encode(done.state) if done.state else b"", done.seconds)
+
+
+def decode_state(state: Blob) -> Payload:
+    """A client's state; empty bytes are a client without one."""
+    return decode(state) if state else {}
 
 
 def die() -> None:

@@ -1,8 +1,7 @@
 """Worker processes: started once, one thread each, data shared, results streamed back in order of the jobs.
 
-A worker is sent small messages over a pipe and writes results into files of its own that both sides
-map; what it holds of a round (the broadcast) is decoded once. Nothing is pickled but the world it
-is started with.
+A worker gets small messages over a pipe and writes results into its own files, which both sides map into memory.
+The broadcast of a round is decoded once per worker. Nothing is pickled but the world a worker starts with.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
 from fedskew.federation.simulate.shared_memory import Drawer, Reader, create, make_room, remove_room, share
+from fedskew.federation.simulate.window import HELD, TRIES, Window
 from fedskew.federation.simulate.worker import frame, serve, unframe
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
@@ -30,9 +30,7 @@ from fedskew.federation.world import World
 
 DEPTH = 6  # jobs a worker has at a time: the next ones wait in its pipe
 NAP = 0.05  # seconds at most that results of small clients may gather before they are dealt with
-HELD = 256 << 20  # bytes of updates that may wait for their turn
 STARTS = 3  # processes in a row that may die before they are up
-TRIES = 2  # a job that twice killed its worker is given up
 
 
 def _score(fields: dict[str, Any]) -> Score:
@@ -51,7 +49,7 @@ class Worker:
 
 
 class Workers:
-    """A pool of worker processes. `close` it, or use it in a `with`."""
+    """A pool of worker processes."""
 
     def __init__(self, world: World, count: int, *, patient: bool = True) -> None:
         """`patient`: wait for workers to come up; otherwise the caller's process works until they have."""
@@ -94,31 +92,32 @@ class Workers:
         self._drain()
         which = self._publish(broadcast)
         held = HELD // max(which[1], 1)  # updates that may wait for their turn
-        window, depth = max(4 * self.count, held), DEPTH if held >= DEPTH * self.count else 2
+        window, depth = Window(jobs, max(4 * self.count, held)), DEPTH if held >= DEPTH * self.count else 2
         results: dict[int, Result] = {}
-        waiting, tries, out = list(range(len(jobs))), [0] * len(jobs), 0
+        tries, out = [0] * len(jobs), 0
         while out < len(jobs):
-            self._hand_out(jobs, waiting, out + window, depth, which, state)
+            self._hand_out(window, depth, which, state)
             if out in results:
                 yield results.pop(out)
                 out += 1
-                results.update(self._collect(0, waiting, tries))
+                window.open_until(out)
+                results.update(self._collect(0, window, tries))
             elif self.patient or any(w.doing or w.ready for w in self.workers):
-                results.update(self._collect(1.0, waiting, tries))
-                if waiting and all(len(w.doing) > DEPTH // 2 for w in self.workers):
+                results.update(self._collect(1.0, window, tries))
+                if window and all(len(w.doing) > DEPTH // 2 for w in self.workers):
                     # several small results at a time, while the memory they need is still in the cache
                     time.sleep(min(NAP, self.usual * DEPTH / 2))
-                    results.update(self._collect(0, waiting, tries))
+                    results.update(self._collect(0, window, tries))
             else:
-                place = waiting.pop(0)
+                place = window.take()
                 results[place] = self._here(jobs[place], broadcast, state)
-                results.update(self._collect(0, waiting, tries))
+                results.update(self._collect(0, window, tries))
 
     def _here(self, job: Job, broadcast: Payload, state: Callable[[int], Blob]) -> Result:
         self.performed["here"] += 1
         if job.fault == "die":
             return Lost("its process died twice")
-        return perform(self.world, job, broadcast, state(job.item))
+        return perform(self.world, job, broadcast, state(job.item) if job.needs_state else b"")
 
     def _publish(self, broadcast: Payload) -> list[Any]:
         """The broadcast in a shared file: [name, bytes, version]."""
@@ -132,39 +131,31 @@ class Workers:
         encode_into(self.spread[1], broadcast)
         return [self.spread[0], size, self.versions]
 
-    def _hand_out(
-        self,
-        jobs: Sequence[Job],
-        waiting: list[int],
-        end: int,
-        depth: int,
-        which: list[Any],
-        state: Callable[[int], Blob],
-    ) -> None:
-        """Give workers up to `depth` jobs, the largest of the window first, the least busy worker first."""
+    def _hand_out(self, window: Window, depth: int, which: list[Any], state: Callable[[int], Blob]) -> None:
+        """Give workers up to `depth` jobs each, the least busy worker first."""
         free = [w for w in self.workers if w.ready and len(w.doing) < depth]
-        while free and waiting and waiting[0] < end:
+        while free and window:
             worker = min(free, key=lambda w: len(w.doing))
-            place = max((p for p in waiting if p < end), key=lambda p: (jobs[p].weight, -p))
-            job = jobs[place]
+            place = window.take()
+            job = window.jobs[place]
             slot = worker.slots[0]
-            own = state(job.item) if job.kind != "examine" else b""
+            kept = state(job.item) if job.needs_state else b""
             header = {"job": vars(job), "slot": slot, "broadcast": which, "state": None}
-            if own:
-                name, buffer = worker.states.of(slot, len(own))
-                buffer[: len(own)] = own
-                header["state"] = [name, len(own)]
+            if kept:
+                name, buffer = worker.states.of(slot, len(kept))
+                buffer[: len(kept)] = kept
+                header["state"] = [name, len(kept)]
             try:
                 worker.pipe.send_bytes(frame(header))
             except (BrokenPipeError, ConnectionError):
+                window.give_back(place)
                 free.remove(worker)  # dead: `_collect` replaces it
                 continue
-            waiting.remove(place)
             worker.slots.remove(slot)
             worker.doing.append((place, slot))
             free = [w for w in free if len(w.doing) < depth]
 
-    def _collect(self, seconds: float, waiting: list[int], tries: list[int]) -> list[tuple[int, Result]]:
+    def _collect(self, seconds: float, window: Window, tries: list[int]) -> list[tuple[int, Result]]:
         """What has come back by now; waits up to `seconds` for something. Dead workers are replaced."""
         found: list[tuple[int, Result]] = []
         while pipes := self._waited(seconds):
@@ -174,7 +165,7 @@ class Workers:
                 try:
                     header = unframe(worker.pipe.recv_bytes())
                 except (EOFError, ConnectionError):
-                    found += self._replace(worker, waiting, tries)
+                    found += self._replace(worker, window, tries)
                     continue
                 if "ready" in header:
                     worker.ready, self.stillborn = True, 0
@@ -197,7 +188,7 @@ class Workers:
                 self.watched[0].register(pipe, selectors.EVENT_READ)
         return [key.fileobj for key, _ in self.watched[0].select(seconds)]
 
-    def _replace(self, worker: Worker, waiting: list[int], tries: list[int]) -> list[tuple[int, Result]]:
+    def _replace(self, worker: Worker, window: Window, tries: list[int]) -> list[tuple[int, Result]]:
         """A worker died: the job it was at is tried once more, those behind it wait again."""
         worker.process.join()
         self.stillborn += not worker.ready
@@ -210,8 +201,7 @@ class Workers:
             if tries[place] >= TRIES:
                 given_up.append((place, Lost("its process died twice")))
             else:
-                waiting.append(place)
-        waiting.sort()
+                window.give_back(place)
         return given_up
 
     def _result(self, header: dict[str, Any]) -> Result:
@@ -230,10 +220,10 @@ class Workers:
         return _score(fields) if kind == "Score" else Lost(**fields)
 
     def _drain(self) -> None:
-        """A round that was given up leaves jobs under way; their results are not wanted."""
+        """A round that was abandoned leaves jobs under way: wait for them and drop their results."""
         while any(w.doing for w in self.workers):
-            lost: list[int] = []
-            self._collect(1.0, lost, [0] * (1 + max(p for w in self.workers for p, _ in w.doing)))
+            jobs = [Job("evaluate_global", 0, "", 0)] * (1 + max(p for w in self.workers for p, _ in w.doing))
+            self._collect(1.0, Window(jobs, 0), [0] * len(jobs))
 
     def close(self) -> None:
         (self.room / "closing").touch()

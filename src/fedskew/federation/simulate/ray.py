@@ -24,7 +24,7 @@ from fedskew.core.method import Update
 from fedskew.core.settings import UsageError, library
 from fedskew.core.tensors import Payload
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, die, perform
-from fedskew.federation.simulate.processes import HELD, TRIES
+from fedskew.federation.simulate.window import HELD, TRIES, Window
 from fedskew.federation.simulate.worker import cores, keep_freed_memory
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode
@@ -166,14 +166,13 @@ class Actors:
         blob = packed(broadcast)
         self.versions += 1
         which = (self.versions, self.ray.put(blob))
-        window = max(2 * len(self.workers), HELD // max(len(blob), 1))  # jobs begun before their turn
+        window = Window(jobs, max(2 * len(self.workers), HELD // max(len(blob), 1)))
         results: dict[int, Result] = {}
-        waiting = list(range(len(jobs)))
         for out in range(len(jobs)):
+            window.open_until(out)
             while out not in results:
-                while self.idle and waiting and waiting[0] < out + window:
-                    place = max((p for p in waiting if p < out + window), key=lambda p: (jobs[p].weight, -p))
-                    waiting.remove(place)
+                while self.idle and window:
+                    place = window.take()
                     self._hand_out(jobs[place], place, which, state)
                 place, result = self._collect()
                 results[place] = result
@@ -181,8 +180,8 @@ class Actors:
 
     def _hand_out(self, job: Job, place: int, which: tuple[int, Any], state: Callable[[int], Blob]) -> None:
         actor = self.idle.pop()
-        own = bytes(state(job.item)) if job.kind != "examine" else b""
-        self.doing[actor.do.remote(self.given, job, *which, own)] = (actor, place)
+        kept = bytes(state(job.item)) if job.needs_state else b""
+        self.doing[actor.do.remote(self.given, job, *which, kept)] = (actor, place)
 
     def _collect(self) -> tuple[int, Result]:
         """The next result that comes, and the place of its job."""

@@ -106,10 +106,10 @@ class Simulation:
 
     def evaluate(self, round: int, broadcast: Payload) -> dict[str, Any]:
         pieces = self.world.chunks() if self.world.method.has_global else 0
-        jobs = [Job("examine", round, "evaluate", piece, 1) for piece in range(pieces)]
+        jobs = [Job("evaluate_global", round, "evaluate", piece, 1) for piece in range(pieces)]
         sizes = self.world.test.sizes()
         judged = [c for c in self.judged if sizes[c]]
-        jobs += [Job("judge", round, "evaluate", c, sizes[c], trained=c in self.store) for c in judged]
+        jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in judged]
         test: Score | None = None
         self.scores = []
         for job, result in zip(jobs, self._map(jobs, broadcast), strict=True):
@@ -138,7 +138,7 @@ class Simulation:
             if job.fault == "die":
                 yield Lost("its process died twice")
             else:
-                yield perform(self.world, job, broadcast, self.store.get(job.item) if job.kind != "examine" else b"")
+                yield perform(self.world, job, broadcast, self.store.get(job.item) if job.needs_state else b"")
 
     def close(self) -> None:
         if self.pool is not None:
