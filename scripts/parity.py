@@ -15,7 +15,7 @@ from typing import Any
 from trial import Trial, end_tidily
 
 from fedskew.deploy.child import Child
-from fedskew.deploy.server import read_records
+from fedskew.experiment.run_directory import read_run
 from fedskew.experiment.config import from_dict
 from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
@@ -59,11 +59,12 @@ def compare(folder: Path, method: str, rounds: int = 3, stranger: bool = False) 
             site.wait_for("the run is over")
             site.end(15)
         result = trial.result("run")
-    differ = [word for word in SAME if result[word] != alone.result[word]]
-    records = read_records(folder / "run")
-    if [record["metrics"] for record in records] != expected:
+    assert alone.result is not None
+    differ = [word for word in SAME if result[word] != alone.result.as_dict()[word]]
+    records = read_run(folder / "run").records
+    if [record.metrics for record in records] != expected:
         differ.append("the records' metrics")
-    return differ, statistics.median(record["seconds"] for record in records)
+    return differ, statistics.median(record.seconds for record in records)
 
 
 def knock(trial: Trial, port: str) -> None:

@@ -1,4 +1,4 @@
-"""Sites without a network: the server's link is played by a list of nodes in this process."""
+"""Roster without a network: the server's link is played by a list of nodes in this process."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def served(
     options = {"timeout": 0.5, "patience": 0.5} | {k: v for k, v in hosting.items() if k != "open"}
     how = Hosting(insecure=True, sites=len(played.nodes), **options)
     say = (lambda text: None) if said is None else said.append
-    made = Served(experiment, how, folder / "run", say, resume=resume, link=lambda config, log: played)
+    made = Served(experiment, how, folder / "run", say, resume=resume, channel=lambda config, log: played)
     if played.named and not resume:
-        made.facts.sites.extend(node.name for node in played.nodes)  # as if they came with the keys
+        made.agreed.sites.extend(node.name for node in played.nodes)  # as if they came with the keys
     return made, played

@@ -17,7 +17,7 @@ from fedskew.cli.main import main
 from fedskew.core.settings import UsageError
 from fedskew.data.split.chain import make_partition, tail_counts
 from fedskew.data.split.skew import class_table
-from fedskew.evaluation.scores import Score, by_third, summary, thirds
+from fedskew.evaluation.scores import Score, by_third, summarise, thirds
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.methods.fedddc import FedDDC
@@ -83,10 +83,10 @@ def test_a_run_on_an_own_set_learns_from_it_and_can_be_taken_up(tmp_path: Path) 
     assert from_dict(read_toml(tmp_path / "run" / "settings.toml")) == experiment
     other = fedskew.run(replace(experiment, public=own_npz(tmp_path, "other.npz", y_train=np.arange(100) % 10)))
     list(other)
-    assert run.result["model_digest"] != other.result["model_digest"]
+    assert run.result.model_digest != other.result.model_digest
     again = fedskew.resume(tmp_path / "run")
     list(again)
-    assert again.result["digest"] == run.result["digest"]
+    assert again.result.digest == run.result.digest
 
 
 def test_settings_without_one_are_written_as_before() -> None:
@@ -219,10 +219,10 @@ def test_a_third_s_accuracy_is_over_its_samples() -> None:
     """Classes 0 and 2: (1 + 3) of (2 + 8); class 1 has no test sample."""
     score = Score((1, 0, 3), (2, 0, 8), 4.0)
     assert by_third(score, {"head": [0, 2], "middle": [], "tail": [1]}) == {"head": 0.4, "middle": None, "tail": None}
-    metrics = summary(score, [], frozenset(), False, {"head": [0, 2], "tail": [1]})
-    assert metrics["groups"] == {"head": [0, 2], "tail": [1]}
-    assert (metrics["global"]["head"], metrics["global"]["tail"]) == (0.4, None)
-    assert "groups" not in summary(score, [], frozenset(), False)
+    metrics = summarise(score, [], frozenset(), False, {"head": [0, 2], "tail": [1]})
+    assert metrics.groups == {"head": [0, 2], "tail": [1]}
+    assert (metrics.global_.head, metrics.global_.tail) == (0.4, None)
+    assert not summarise(score, [], frozenset(), False, {}).groups
 
 
 def test_a_record_of_a_long_tail_says_which_classes_are_which_and_how_they_do() -> None:
@@ -230,17 +230,16 @@ def test_a_record_of_a_long_tail_says_which_classes_are_which_and_how_they_do() 
     experiment = replace(SMALL, split=split, method=FedDDC(led=False, I=2), rounds=1)
     (record,) = fedskew.run(experiment)
     assert record.metrics is not None
-    assert record.metrics["groups"] == {"head": [0, 1, 2], "middle": [3, 4, 5, 6], "tail": [7, 8, 9]}
+    assert record.metrics.groups == {"head": [0, 1, 2], "middle": [3, 4, 5, 6], "tail": [7, 8, 9]}
     counts = [int((DIGITS.y_test == c).sum()) for c in range(10)]
-    for word in ("global", "ensemble"):
-        figures = record.metrics[word]
-        for part, classes in record.metrics["groups"].items():
-            right = sum(figures["per_class"][c] * counts[c] for c in classes)
-            assert figures[part] == pytest.approx(right / sum(counts[c] for c in classes))
+    for figures in (record.metrics.global_, record.metrics.ensemble):
+        for part, classes in record.metrics.groups.items():
+            right = sum(figures.per_class[c] * counts[c] for c in classes)
+            assert getattr(figures, part) == pytest.approx(right / sum(counts[c] for c in classes))
     (even,) = fedskew.run(replace(experiment, split="public:per_class=5+iid:clients=3"))
     assert even.metrics is not None
-    assert "groups" not in even.metrics
-    assert "head" not in even.metrics["global"]
+    assert not even.metrics.groups
+    assert even.metrics.global_.head is None
 
 
 def test_a_comparison_tables_the_tail_and_the_ensemble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,13 +16,13 @@ from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import Partition, Parts
 from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
-from fedskew.deploy.messages import Ask, Facts, as_header
+from fedskew.deploy.messages import Ask, SiteFacts, as_header
 from fedskew.deploy.node import Node
-from fedskew.deploy.server import read_records
 from fedskew.deploy.states import States
 from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
 from fedskew.experiment.run import Run
+from fedskew.experiment.run_directory import read_run
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import QuorumLost
@@ -46,7 +46,7 @@ def experiment(name: str = "scaffold", **changes: Any) -> Experiment:
     return replace(Experiment(method=method, split=split, rounds=3, training=Training(batch_size=64)), **changes)
 
 
-def in_one_process(what: Experiment, folder: Path) -> tuple[dict[str, Any], list[Any]]:
+def in_one_process(what: Experiment, folder: Path) -> tuple[Any, list[Any]]:
     alone = Run(replace(what, data=few_digits(folder)))
     metrics = [record.metrics for record in alone]
     return alone.result, metrics
@@ -58,11 +58,11 @@ def test_every_method_gives_the_same_bits_between_sites_as_in_one_process(name: 
     result, metrics = in_one_process(what, tmp_path)
     between, _ = served(what, tmp_path)
     list(between)
-    assert between.result["digest"] == result["digest"]
-    assert between.result["metrics"] == result["metrics"]
-    assert between.result["clients"] == result["clients"]
-    assert [record["metrics"] for record in between.records] == metrics
-    assert [record["metrics"] for record in read_records(tmp_path / "run")] == metrics
+    assert between.result.digest == result.digest
+    assert between.result.metrics == result.metrics
+    assert between.result.clients == result.clients
+    assert [record.metrics for record in between.records] == metrics
+    assert [record.metrics for record in read_run(tmp_path / "run").records] == metrics
 
 
 @pytest.mark.parametrize(("rounds", "cohort"), [(1, 1), (5, 2)])
@@ -73,8 +73,8 @@ def test_a_cohort_smaller_than_the_population_and_seldom_evaluation_are_the_same
     result, metrics = in_one_process(what, tmp_path)
     between, _ = served(what, tmp_path)
     list(between)
-    assert between.result["digest"] == result["digest"]
-    assert [record["metrics"] for record in between.records] == metrics
+    assert between.result.digest == result.digest
+    assert [record.metrics for record in between.records] == metrics
 
 
 def test_a_site_gets_one_message_a_round_and_one_to_close(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_state_counts_only_if_its_update_was_accepted(tmp_path: Path) -> None:
     between, played = served(what, tmp_path, spoil=spoil)
     records = list(between)
     assert "not finite" in records[1].lost[1]
-    assert between.result["digest"] == result["digest"]
+    assert between.result.digest == result.digest
     bases = [ask["base"] for place, ask in played.asked if place == 1 and ask["kind"] == "work"]
     assert bases == [-1, 0, 0, 2, 3]
 
@@ -121,8 +121,8 @@ def test_a_server_that_was_killed_goes_on_with_every_site_in_step(stop: int, tmp
     assert again.start is not None
     assert again.start[0] == stop
     assert len(list(again)) == 4 - stop
-    assert again.result["digest"] == result["digest"]
-    assert [record["metrics"] for record in again.records] == metrics
+    assert again.result.digest == result.digest
+    assert [record.metrics for record in again.records] == metrics
 
 
 def test_a_server_whose_last_checkpoint_is_torn_goes_back_one_round_and_the_sites_with_it(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_server_whose_last_checkpoint_is_torn_goes_back_one_round_and_the_site
     assert again.start is not None
     assert again.start[0] == 3
     list(again)
-    assert again.result["digest"] == result["digest"]
+    assert again.result.digest == result.digest
 
 
 def test_a_site_serves_one_run_after_another(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_site_serves_one_run_after_another(tmp_path: Path) -> None:
         (tmp_path / str(place)).mkdir()
         between, _ = served(replace(what, data=few_digits(tmp_path)), tmp_path / str(place), nodes=nodes)
         list(between)
-        assert between.result["digest"] == result["digest"]
+        assert between.result.digest == result.digest
 
 
 def test_a_reply_to_an_earlier_message_is_not_taken_for_one_to_this(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     list(first)
     again, played = served(experiment(), tmp_path, resume=True)
     assert list(again) == []
-    assert again.result["digest"] == first.result["digest"]
+    assert again.result.digest == first.result.digest
     assert not played.asked
 
 
@@ -198,7 +198,7 @@ def test_sites_that_do_not_answer_are_left_out_after_the_time_out(tmp_path: Path
     assert [record.lost for record in records] == [{0: "did not answer within 0.2 s"}] * 2
     assert [record.trained for record in records] == [[1, 2]] * 2
     assert records[-1].metrics is not None
-    assert records[-1].metrics["clients"]["personal"]["clients"] == 2
+    assert records[-1].metrics.clients.personal.clients == 2
     assert len(played.forgotten) >= 2
 
 
@@ -215,7 +215,7 @@ def test_too_few_sites_stop_the_run_with_its_state_and_it_goes_on_when_they_are_
     assert played.closed
     again, _ = served(what, tmp_path, resume=True)
     list(again)
-    assert again.result["digest"] == result["digest"]
+    assert again.result.digest == result.digest
 
 
 NOT_A_REPLY = "sent something that is no reply"
@@ -252,7 +252,7 @@ def test_whatever_a_site_sends_is_checked_and_the_site_named(
         assert words in record.lost.get(2, "")
     assert records[-1].metrics is not None
     if "personal" in change:  # figures that make no sense are left out of the summary
-        assert records[-1].metrics["clients"]["personal"]["clients"] == 2
+        assert records[-1].metrics.clients.personal.clients == 2
 
 
 def test_a_cohort_may_be_drawn_from_the_sites_that_are_online(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_cohort_may_be_drawn_from_the_sites_that_are_online(tmp_path: Path) ->
     rounds = iter(between)
     record = next(rounds)
     assert record.cohort in ([0, 1], [0, 2], [1, 2])
-    assert between.sites.present() == [0, 2]
+    assert between.roster.present() == [0, 2]
     assert next(rounds).cohort == [0, 2]
 
 
@@ -289,10 +289,10 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
     )
     between.hosting = replace(between.hosting, sites=3)
     record = next(iter(between))
-    assert between.facts.sites == ["north", "south", "west"]
+    assert between.agreed.sites == ["north", "south", "west"]
     assert record.trained == [0, 1, 2]
     assert "refused a second site called 'north': give each a --name of its own" in said
-    assert between.sites.nodes == {"west": 100, "north": 101, "south": 102}
+    assert between.roster.nodes == {"west": 100, "north": 101, "south": 102}
 
 
 def test_a_run_waits_for_its_sites_only_so_long(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_run_waits_for_its_sites_only_so_long(tmp_path: Path) -> None:
     many, _ = served(
         experiment("fedavg", trouble=Trouble(quorum=2)), tmp_path / "b", nodes=nodes_in(tmp_path / "b")[:1]
     )
-    many.facts.sites[:] = NAMES
+    many.agreed.sites[:] = NAMES
     with pytest.raises(QuorumLost, match="1 of 3 sites came within"):
         list(many)
 
@@ -337,7 +337,7 @@ def test_sites_with_data_of_their_own_work_as_one_federation(tmp_path: Path) -> 
     what = experiment("scaffold", data="sites", model="mlp")
     between, _ = served(what, tmp_path, nodes=nodes_in(tmp_path, paths))
     records = list(between)
-    task = between.facts.task
+    task = between.agreed.task
     assert task is not None
     assert task.labels == tuple("0123456789")
 
@@ -369,8 +369,8 @@ def test_sites_with_data_of_their_own_work_as_one_federation(tmp_path: Path) -> 
     assert digest(records[-1].server) == digest(alone[-1].server)
     assert records[-1].metrics is not None
     assert alone[-1].metrics is not None
-    assert records[-1].metrics["clients"] == alone[-1].metrics["clients"]
-    assert records[-1].metrics["global"] is None
+    assert records[-1].metrics.clients == alone[-1].metrics.clients
+    assert records[-1].metrics.global_ is None
 
 
 def test_the_server_may_have_a_test_set_of_its_own_and_a_resumed_run_keeps_the_task(tmp_path: Path) -> None:
@@ -380,14 +380,14 @@ def test_the_server_may_have_a_test_set_of_its_own_and_a_resumed_run_keeps_the_t
     between, _ = served(what, tmp_path, nodes=nodes_in(tmp_path, paths), server_data=test)
     first = next(iter(between))
     assert first.metrics is not None
-    assert sum(v is not None for v in first.metrics["global"]["per_class"]) == 10
-    task = between.facts.task
+    assert sum(v is not None for v in first.metrics.global_.per_class) == 10
+    task = between.agreed.task
     between.directory.close()
     again, _ = served(what, tmp_path, nodes=nodes_in(tmp_path, paths), resume=True)
     last = list(again)[-1]
     assert last.metrics is not None
-    assert last.metrics["global"] is not None
-    assert again.facts.task == task
+    assert last.metrics.global_ is not None
+    assert again.agreed.task == task
 
 
 def test_pixels_are_normalised_over_all_sites_as_over_one_set() -> None:
@@ -398,8 +398,8 @@ def test_pixels_are_normalised_over_all_sites_as_over_one_set() -> None:
     assert task.std == pytest.approx(data.std, rel=1e-12)
 
 
-def facts(**changes: Any) -> Facts:
-    return Facts(**({"shape": (4,), "kind": "float32", "labels": ("a", "b"), "samples": 9} | changes))
+def facts(**changes: Any) -> SiteFacts:
+    return SiteFacts(**({"shape": (4,), "kind": "float32", "labels": ("a", "b"), "samples": 9} | changes))
 
 
 def test_classes_are_those_of_all_sites_numbers_by_value() -> None:
@@ -466,7 +466,7 @@ def test_a_site_without_training_data_and_one_whose_method_fails_say_so(
     between, _ = served(experiment("fedavg", rounds=2), tmp_path)
     rounds = iter(between)
     next(rounds)
-    nodes = between.link.nodes  # type: ignore[attr-defined]
+    nodes = between.channel.nodes  # type: ignore[attr-defined]
     world = nodes[0].known[1]
     world.train = type(world.train).of([own.NOBODY] * 3)
     nodes[1].known[1].make_net = None
@@ -511,5 +511,5 @@ def test_a_state_that_was_changed_on_disk_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_method_that_pools_data_is_not_deployed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="central has all data in one place, and sites keep theirs"):
+    with pytest.raises(UsageError, match="central trains on all data in one place, and sites keep theirs"):
         served(Experiment(Central(), split="iid:clients=3"), tmp_path)

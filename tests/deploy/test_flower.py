@@ -417,20 +417,20 @@ def test_a_server_must_say_who_gets_in(tmp_path: Path) -> None:
 def test_a_server_that_cannot_start_says_why(frames: list[Any], words: str, tmp_path: Path) -> None:
     script = Scripted(*frames)
     with pytest.raises(UsageError, match=words):
-        Served(Experiment(), Hosting(insecure=True), tmp_path / "run", print, link=lambda config, log: script)
+        Served(Experiment(), Hosting(insecure=True), tmp_path / "run", print, channel=lambda config, log: script)
     assert script.closed
     again = Played(nodes_in(tmp_path))
-    Served(Experiment(), Hosting(insecure=True), tmp_path / "run2", print, link=lambda config, log: again).close()
+    Served(Experiment(), Hosting(insecure=True), tmp_path / "run2", print, channel=lambda config, log: again).close()
 
 
 def test_flowers_end_in_a_round_is_told(tmp_path: Path) -> None:
     script = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
-    run = Served(Experiment(), Hosting(insecure=True, sites=3), tmp_path / "run", print, link=lambda c, log: script)
+    run = Served(Experiment(), Hosting(insecure=True, sites=3), tmp_path / "run", print, channel=lambda c, log: script)
     with pytest.raises(UsageError, match="Flower's side ended"):
         list(run)
     nobody = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
     what = Experiment(data="sites")
-    run = Served(what, Hosting(insecure=True), tmp_path / "b", print, link=lambda c, log: nobody)
+    run = Served(what, Hosting(insecure=True), tmp_path / "b", print, channel=lambda c, log: nobody)
     with pytest.raises(UsageError, match="say how many sites there are"):
         list(run)
 
@@ -445,7 +445,9 @@ def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
     for name in ("server.crt", "server.key", "ca.crt", "sites/a.pub", "sites/c.pub"):
         (keys / name).touch()
     with pytest.raises(UsageError, match="begun with sites a, b"):
-        Served(Experiment(), Hosting(certs=keys), tmp_path / "run", print, resume=True, link=lambda c, log: Scripted())
+        Served(
+            Experiment(), Hosting(certs=keys), tmp_path / "run", print, resume=True, channel=lambda c, log: Scripted()
+        )
 
 
 # the commands

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -6,7 +7,8 @@ from torch import nn
 
 from fedskew.core.samples import Data
 from fedskew.evaluation.figures import to_target
-from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summary
+from fedskew.evaluation.metrics import Metrics, ModelMetrics
+from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summarise
 
 
 def of(correct: int, total: int, loss: float = 0.0) -> Score:
@@ -17,15 +19,15 @@ def test_mean_is_over_clients_and_weighted_over_samples() -> None:
     """Accuracies .9 of 10 and .5 of 90 samples: mean .70, weighted (9 + 45) / 100 = .54."""
     figures = over_clients([of(9, 10), of(45, 90)])
     assert figures is not None
-    assert math.isclose(figures["mean"], 0.70)
-    assert math.isclose(figures["weighted"], 0.54)
-    assert math.isclose(figures["std"], 0.2)
+    assert math.isclose(figures.mean, 0.70)
+    assert math.isclose(figures.weighted, 0.54)
+    assert math.isclose(figures.std, 0.2)
 
 
 def test_clients_without_test_samples_do_not_count() -> None:
     figures = over_clients([of(0, 0), of(1, 2)])
     assert figures is not None
-    assert (figures["clients"], figures["mean"]) == (1, 0.5)
+    assert (figures.clients, figures.mean) == (1, 0.5)
     assert over_clients([of(0, 0)]) is None
 
 
@@ -33,12 +35,12 @@ def test_the_worst_tenth_is_rounded_up() -> None:
     """Of 11 clients the worst tenth is two: (.0 + .1) / 2."""
     figures = over_clients([of(i, 10) for i in range(11)])
     assert figures is not None
-    assert math.isclose(figures["worst_decile"], 0.05)
+    assert math.isclose(figures.worst_decile, 0.05)
 
 
 def test_per_class_accuracy_is_none_where_a_class_has_no_sample() -> None:
     s = Score((1, 0, 3), (2, 0, 3), 0.0)
-    assert s.as_dict()["per_class"] == [0.5, None, 1.0]
+    assert s.metrics().per_class == [0.5, None, 1.0]
     assert s.accuracy == 0.8
 
 
@@ -77,26 +79,27 @@ def test_a_single_sample_can_be_scored_without_statistics() -> None:
 
 def test_summary_has_no_global_words_for_a_method_without_a_global_model() -> None:
     scores = [ClientScore(0, None, of(1, 2), fallback=False), ClientScore(1, None, of(2, 2), fallback=True)]
-    metrics = summary(None, scores, frozenset(), sampled=False)
-    assert metrics["global"] is None
-    assert metrics["clients"]["global"] is None
-    assert metrics["clients"]["personal"]["mean"] == 0.75
-    assert metrics["clients"]["never_trained"] == 1
-    assert metrics["new"] is None
+    metrics = summarise(None, scores, frozenset(), False, {})
+    assert metrics.global_ is None
+    assert metrics.clients.global_ is None
+    assert metrics.clients.personal.mean == 0.75
+    assert metrics.clients.never_trained == 1
+    assert metrics.new is None
 
 
 def test_summary_keeps_newcomers_apart() -> None:
     scores = [ClientScore(0, of(1, 1), of(1, 1), False), ClientScore(1, of(0, 1), of(0, 1), True)]
-    metrics = summary(of(1, 2), scores, frozenset({1}), sampled=True)
-    assert metrics["clients"]["global"]["mean"] == 1.0
-    assert metrics["new"]["global"]["mean"] == 0.0
-    assert metrics["clients"]["sampled"]
+    metrics = summarise(of(1, 2), scores, frozenset({1}), True, {})
+    assert metrics.clients.global_.mean == 1.0
+    assert metrics.new.global_.mean == 0.0
+    assert metrics.clients.sampled
 
 
 def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> None:
-    def record(round: int, accuracy: float | None) -> dict[str, object]:
-        metrics = None if accuracy is None else {"global": {"accuracy": accuracy}}
-        return {"round": round, "bytes_up": {"p": 10}, "bytes_down": {"p": 5}, "metrics": metrics}
+    def record(round: int, accuracy: float | None) -> SimpleNamespace:
+        shared = accuracy and ModelMetrics(accuracy=accuracy, loss=0.0, per_class=[])
+        metrics = Metrics(global_=shared) if shared else None
+        return SimpleNamespace(round=round, bytes_up={"p": 10}, bytes_down={"p": 5}, metrics=metrics)
 
     records = [record(0, 0.1), record(1, None), record(2, 0.6), record(3, 0.9)]
     assert to_target(records, 0.5) == {"rounds": 3, "bytes": 45}

@@ -78,8 +78,8 @@ def test_pooling_deals_train_and_test_together() -> None:
     run = fedskew.run(replace(SMALL, rounds=1, holdout=Holdout(pool="all")))
     (record,) = run
     assert record.metrics is not None
-    assert record.metrics["global"] is None
-    assert run.result["accuracy"] == record.metrics["clients"]["global"]["mean"]
+    assert record.metrics.global_ is None
+    assert run.result.accuracy == record.metrics.clients.global_.mean
 
 
 def test_a_method_that_needs_public_data_says_how_to_give_it() -> None:
@@ -105,7 +105,7 @@ class Own(nn.Module):
 def test_any_module_trains_by_the_name_of_its_last_layer(method: str) -> None:
     run = fedskew.run(replace(SMALL, model=Own(), head="out", method=REGISTRY[method]()))
     list(run)
-    assert run.result["accuracy"] > 0.1
+    assert run.result.accuracy > 0.1
     with pytest.raises(UsageError, match="no layer 'fc'"):
         assemble(replace(SMALL, model=Own(), head="fc"))
 
@@ -117,15 +117,15 @@ def test_any_torch_data_set_trains() -> None:
     data = fedskew.from_dataset(TensorDataset(x, y), name="mine")
     run = fedskew.run(replace(SMALL, data=data, rounds=5))
     list(run)
-    assert run.result["accuracy"] > 0.8
+    assert run.result.accuracy > 0.8
 
 
 def test_evaluation_can_be_sparse_but_the_last_round_has_it() -> None:
     records = list(fedskew.run(replace(SMALL, rounds=5, evaluation=Evaluation(every=3, clients=2))))
     assert [r.metrics is not None for r in records] == [False, False, True, False, True]
     assert records[-1].metrics is not None
-    assert records[-1].metrics["clients"]["personal"]["clients"] == 2
-    assert records[-1].metrics["clients"]["sampled"]
+    assert records[-1].metrics.clients.personal.clients == 2
+    assert records[-1].metrics.clients.sampled
 
 
 def test_the_plain_step_gives_the_same_result_to_rounding() -> None:
@@ -148,6 +148,6 @@ def test_batch_norm_policies_end_to_end(policy: str) -> None:
     assert ("buffers" in records[-1].bytes_up) == (policy == "aggregate")
     metrics = records[-1].metrics
     assert metrics is not None
-    assert metrics["global"]["loss"] < 50
-    shared, own = metrics["clients"]["global"]["mean"], metrics["clients"]["personal"]["mean"]
+    assert metrics.global_.loss < 50
+    shared, own = metrics.clients.global_.mean, metrics.clients.personal.mean
     assert (shared == own) == (policy != "local")

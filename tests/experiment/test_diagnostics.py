@@ -39,12 +39,12 @@ def test_a_run_has_the_same_bits_with_and_without_diagnosis() -> None:
     plain, asked = Run(SMALL), Run(replace(SMALL, evaluation=ASKED))
     list(plain)
     list(asked)
-    assert plain.result["digest"] == asked.result["digest"]
-    assert "diagnostics" not in plain.result
-    told = asked.result["diagnostics"]
-    assert told["clients"] == 4
-    assert told["eigenvalue_spread"] > 0
-    assert told["head_distance"] > 0
+    assert plain.result.digest == asked.result.digest
+    assert plain.result.diagnostics is None
+    told = asked.result.diagnostics
+    assert told.clients == 4
+    assert told.eigenvalue_spread > 0
+    assert told.head_distance > 0
 
 
 def test_a_frozen_head_does_not_drift_and_a_personal_one_does() -> None:
@@ -53,10 +53,10 @@ def test_a_frozen_head_does_not_drift_and_a_personal_one_does() -> None:
     for name in ("fedbabu", "fedper"):
         run = Run(replace(SMALL, method=REGISTRY[name](), evaluation=ASKED))
         list(run)
-        told[name] = run.result["diagnostics"]
-    assert told["fedbabu"]["head_distance"] == 0
-    assert told["fedper"]["head_distance"] > 0.1
-    assert told["fedper"]["eigenvalue_spread"] is None  # no global model
+        told[name] = run.result.diagnostics
+    assert told["fedbabu"].head_distance == 0
+    assert told["fedper"].head_distance > 0.1
+    assert told["fedper"].eigenvalue_spread is None  # no global model
 
 
 def test_clients_drift_from_the_server_s_model_and_states_stay() -> None:
@@ -72,7 +72,7 @@ def test_clients_drift_from_the_server_s_model_and_states_stay() -> None:
 def test_without_a_test_set_there_is_no_spread() -> None:
     run = Run(replace(SMALL, evaluation=ASKED, holdout=Holdout(test=0.2, pool="all")))
     list(run)
-    assert run.result["diagnostics"]["eigenvalue_spread"] is None
+    assert run.result.diagnostics.eigenvalue_spread is None
     world = digits(FedAvg())
     (*_, last), _ = rounds(world, 1)
     assert diagnose(world, last.server, Store(), [0]) == {

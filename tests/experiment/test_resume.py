@@ -51,7 +51,7 @@ EXPERIMENT = Experiment(
 def whole() -> str:
     run = Run(EXPERIMENT)
     list(run)
-    return str(run.result["digest"])
+    return str(run.result.digest)
 
 
 def started(path: Path, count: int, **options: object) -> None:
@@ -73,10 +73,10 @@ def again(path: Path, **options: object) -> Run:
 def test_a_run_taken_up_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
     started(tmp_path / "run", 3)
     run = again(tmp_path / "run")
-    assert run.result["digest"] == whole()
+    assert run.result.digest == whole()
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
     assert rounds == [0, 1, 2, 3, 4, 5]
-    assert run.troubles == []
+    assert run.notes == []
 
 
 def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_what_was_written_after_the_checkpoint_is_cut_off(tmp_path: Path) -> Non
     for name in ("records.jsonl", "clients.jsonl"):
         with (tmp_path / "run" / name).open("a") as file:
             file.write('{"torn')
-    assert again(tmp_path / "run").result["digest"] == whole()
+    assert again(tmp_path / "run").result.digest == whole()
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "state"])
@@ -101,17 +101,17 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
         state = next((tmp_path / "run" / "clients").glob("*.3.safetensors"))
         state.write_bytes(b"nonsense")
     run = again(tmp_path / "run")
-    assert len(run.troubles) == 1
-    assert "checkpoint 000003" in run.troubles[0]
-    assert run.result["digest"] == whole()
+    assert len(run.notes) == 1
+    assert "checkpoint 000003" in run.notes[0]
+    assert run.result.digest == whole()
 
 
 def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "run", 2)
     monkeypatch.setattr("fedskew.experiment.run_directory.versions", lambda: {"torch": "9.9"})
     run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
-    assert len(run.troubles) == 1
-    assert f"torch {torch.__version__}" in run.troubles[0]
+    assert len(run.notes) == 1
+    assert f"torch {torch.__version__}" in run.notes[0]
 
 
 def test_with_every_checkpoint_gone_the_run_starts_over_and_says_so(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_with_every_checkpoint_gone_the_run_starts_over_and_says_so(tmp_path: Pa
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
     run = again(tmp_path / "run")
-    assert len(run.troubles) == 2
-    assert run.result["digest"] == whole()
+    assert len(run.notes) == 2
+    assert run.result.digest == whole()
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     list(first)
     run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
     assert list(run) == []
-    assert run.result["digest"] == first.result["digest"]
-    assert run.result["clients"] == first.result["clients"]
+    assert run.result.digest == first.result.digest
+    assert run.result.clients == first.result.clients
 
 
 def test_a_directory_in_use_or_with_a_run_in_it_is_refused(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_interrupt_keeps_what_was_finished(tmp_path: Path) -> None:
         if record.round == 2:
             break
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-    assert again(tmp_path / "run").result["digest"] == whole()
+    assert again(tmp_path / "run").result.digest == whole()
 
 
 def test_old_versions_of_states_do_not_pile_up(tmp_path: Path) -> None:

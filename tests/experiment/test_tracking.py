@@ -138,7 +138,7 @@ def test_a_run_has_the_same_bits_with_a_tracker(tmp_path: Path) -> None:
     plain, heard = Run(SMALL), Run(SMALL, out=tmp_path / "run", track=["tensorboard"])
     list(plain)
     list(heard)
-    assert plain.result["digest"] == heard.result["digest"]
+    assert plain.result.digest == heard.result.digest
 
 
 @pytest.mark.parametrize("when", ["begin", "record", "close"])
@@ -166,7 +166,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     run = Run(SMALL, track=["broken"])
     with caplog.at_level(logging.WARNING, logger="fedskew"):
         list(run)
-    assert run.result["rounds"] == 3
+    assert run.result.rounds == 3
     assert caplog.text.count("no route to host") == 1
     assert Broken.rounds == {"begin": 0, "record": 1, "close": 3}[when]
 

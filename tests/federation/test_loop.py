@@ -11,6 +11,7 @@ from fedskew.core.method import Method, Update
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
+from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.intake import fault_of
 from fedskew.federation.loop import run
@@ -43,8 +44,8 @@ LAYOUT = layout_of(update(w=torch.zeros(2), b=torch.zeros(1)).payload)
         (update(w=torch.zeros(2), b=torch.zeros(1)), ""),
         (update(w=torch.zeros(2)), "sent no parameters/b"),
         (update(w=torch.zeros(2), b=torch.zeros(1), c=torch.zeros(1)), "sent parameters/c, which is not part"),
-        (update(w=torch.zeros(3), b=torch.zeros(1)), "sent parameters/w as F32[3], wanted F32[2]"),
-        (update(w=torch.zeros(2).double(), b=torch.zeros(1)), "sent parameters/w as F64[2], wanted F32[2]"),
+        (update(w=torch.zeros(3), b=torch.zeros(1)), "sent parameters/w as F32[3], expected F32[2]"),
+        (update(w=torch.zeros(2).double(), b=torch.zeros(1)), "sent parameters/w as F64[2], expected F32[2]"),
         (update(w=torch.tensor([0, torch.nan]), b=torch.zeros(1)), "not finite in parameters/w"),
         (update(w=torch.tensor([torch.inf, -torch.inf]), b=torch.zeros(1)), "not finite in parameters/w"),
         (update(w=torch.tensor([3e38, 3e38]), b=torch.zeros(1)), ""),
@@ -73,8 +74,14 @@ class Answers:
     def commit(self, round: int, accepted: Sequence[int]) -> None:
         self.committed.append(list(accepted))
 
-    def evaluate(self, round: int, broadcast: Payload) -> dict[str, Any]:
+    def evaluate(self, round: int, broadcast: Payload) -> Metrics:
+        return Metrics()
+
+    def per_client(self) -> dict[str, ClientRow]:
         return {}
+
+    def late_metrics(self) -> Metrics | None:
+        return None
 
 
 def answer(client: int, w: float, weight: float = 1.0) -> Reply:
@@ -157,3 +164,24 @@ def test_a_record_is_plain_values() -> None:
 
     records, _ = rounds(toy_q(FedAvg()), 1)
     assert json.loads(json.dumps(records[0].as_dict()))["trained"] == [0, 1]
+
+
+@dataclass(frozen=True)
+class Declares(Method):
+    """A method that says what its clients send, and whose clients cannot train on made-up samples."""
+
+    wrong: bool = False
+
+    def layout(self, site: Site, broadcast: Payload) -> Payload | None:
+        return {"parameters": Tensors(), "buffers": Tensors()} if self.wrong else broadcast
+
+    def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
+        assert len(site.data) != site.classes, "asked to train on made-up samples"
+        return super().client(site, broadcast, state)
+
+
+def test_a_layout_that_a_method_declares_is_what_updates_are_checked_against() -> None:
+    records, _ = rounds(digits(Declares()), 1)
+    assert records[0].lost == {}
+    with pytest.raises(QuorumLost, match="not part of the update"):
+        rounds(digits(Declares(wrong=True)), 1)

@@ -41,15 +41,15 @@ def test_central_training_is_that_of_a_federation_of_one() -> None:
     alone = Run(Experiment(FedAvg(), split="iid:clients=1", rounds=2))
     for run in (central, alone):
         list(run)
-    assert central.result["model_digest"] == alone.result["model_digest"]
+    assert central.result.model_digest == alone.result.model_digest
 
 
 def test_judges_the_one_model_on_every_client() -> None:
     run = Run(Experiment(Central(), split=SPLIT, rounds=1))
     (record,) = run
     assert record.metrics is not None
-    assert record.metrics["clients"]["personal"]["clients"] == 4
-    assert record.metrics["clients"]["personal"] == record.metrics["clients"]["global"]
+    assert record.metrics.clients.personal.clients == 4
+    assert record.metrics.clients.personal == record.metrics.clients.global_
 
 
 def test_clients_that_see_other_inputs_cannot_be_pooled() -> None:

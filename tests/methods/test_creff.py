@@ -185,7 +185,7 @@ def test_what_is_tested_is_the_body_with_the_re_trained_head() -> None:
     data = Data(world.x_test, world.y_test, torch.arange(len(world.y_test)), world.mean, world.std)
     x, y = data.take(torch.arange(len(data)))
     assert record.metrics is not None
-    assert record.metrics["global"]["accuracy"] == pytest.approx(float((net(x).argmax(1) == y).float().mean()))
+    assert record.metrics.global_.accuracy == pytest.approx(float((net(x).argmax(1) == y).float().mean()))
 
 
 def test_a_head_travels_down_and_a_head_for_each_class_up() -> None:

@@ -218,8 +218,8 @@ def test_fedcrc_judges_both_models_and_sends_as_much_as_fedavg() -> None:
     assert records[-1].bytes_up == plain[-1].bytes_up
     assert records[-1].bytes_down == plain[-1].bytes_down
     metrics = simulation.evaluate(1, records[-1].server)
-    assert metrics["global"]["accuracy"] > 0
-    assert metrics["clients"]["global"]["mean"] != metrics["clients"]["personal"]["mean"]
+    assert metrics.global_.accuracy > 0
+    assert metrics.clients.global_.mean != metrics.clients.personal.mean
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -473,9 +473,9 @@ def test_rows_without_distillation_are_judged_by_their_ensemble(row: str) -> Non
         logits = method.ensemble(site, decode(encode(record.server)))
         assert logits is not None
         accuracy = float((logits.argmax(1) == world.y_test).float().mean())
-        assert record.metrics["ensemble"]["accuracy"] == pytest.approx(accuracy)
-        assert record.metrics["ensemble"]["loss"] == pytest.approx(float(cross_entropy(logits, world.y_test)))
-        assert len(record.metrics["ensemble"]["per_class"]) == 10
+        assert record.metrics.ensemble.accuracy == pytest.approx(accuracy)
+        assert record.metrics.ensemble.loss == pytest.approx(float(cross_entropy(logits, world.y_test)))
+        assert len(record.metrics.ensemble.per_class) == 10
 
 
 def test_the_ensemble_of_a_round_is_eqs_12_to_16_on_its_models() -> None:
@@ -506,7 +506,7 @@ def test_without_a_test_set_there_is_no_ensemble_to_test() -> None:
     world = replace(world, x_test=world.x_test[:0], y_test=world.y_test[:0])
     *_, record = run(world.method, Simulation(world), world.server_site, 1, lambda round: [0, 2])
     assert record.metrics is not None
-    assert record.metrics["global"] is None
+    assert record.metrics.global_ is None
     assert "ensemble" not in record.metrics
 
 
@@ -609,6 +609,6 @@ def test_it_learns_classes_that_the_clients_hardly_have() -> None:
         world = digits(method, split=split, training=training, count=5)
         records, simulation = rounds(world, 5)
         metrics = simulation.evaluate(4, method.broadcast(records[-1].server))
-        accuracy[type(method).__name__] = metrics["global"]
+        accuracy[type(method).__name__] = metrics.global_
     assert accuracy["FedDDC"]["accuracy"] > accuracy["FedAvg"]["accuracy"] + 0.1
     assert accuracy["FedDDC"]["tail"] > accuracy["FedAvg"]["tail"] + 0.3

@@ -48,6 +48,6 @@ def test_fedper_sends_no_head_and_has_no_global_model() -> None:
     body = sum(t.numel() * 4 for name, t in world.initial["parameters"].items() if name.startswith("body."))
     assert records[0].bytes_up["parameters"] == records[0].bytes_down["parameters"] == body * world.population
     metrics = simulation.evaluate(0, records[-1].server)
-    assert metrics["global"] is None
-    assert metrics["clients"]["global"] is None
-    assert metrics["clients"]["personal"]["mean"] > 0
+    assert metrics.global_ is None
+    assert metrics.clients.global_ is None
+    assert metrics.clients.personal.mean > 0

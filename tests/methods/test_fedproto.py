@@ -142,9 +142,9 @@ def test_each_client_is_judged_by_its_own_model_and_there_is_no_global_one() -> 
     simulation = Simulation(world)
     record = list(run(world.method, simulation, world.server_site, 2, lambda round: [0, 1, 2]))[-1]
     assert record.metrics is not None
-    assert record.metrics["global"] is None
-    assert record.metrics["clients"]["global"] is None
-    assert record.metrics["clients"]["never_trained"] == 2
+    assert record.metrics.global_ is None
+    assert record.metrics.clients.global_ is None
+    assert record.metrics.clients.never_trained == 2
     state = state_of(simulation, 0)
     deployed = world.method.personalise(world.site(0, 1, "evaluate"), record.server, state)
     assert same(deployed, {"parameters": state["parameters"], "buffers": world.initial["buffers"]})

@@ -82,5 +82,5 @@ def test_fedrep_sends_no_head_and_has_no_global_model() -> None:
     records, simulation = rounds(world, 1)
     assert not any(name.startswith("head.") for name in records[0].server["parameters"])
     metrics = simulation.evaluate(0, records[-1].server)
-    assert metrics["global"] is None
-    assert metrics["clients"]["global"] is None
+    assert metrics.global_ is None
+    assert metrics.clients.global_ is None

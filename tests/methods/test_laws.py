@@ -166,8 +166,8 @@ def test_partial_participation_and_single_clients_work(name: str) -> None:
     assert all(t.isfinite().all() for ts in records[-1].server.values() for t in ts.values() if t.is_floating_point())
     assert {c for c in range(5) if c in simulation.store} == {0, 1, 3}
     metrics = simulation.evaluate(1, world.method.broadcast(records[-1].server))
-    assert metrics["clients"]["never_trained"] == 2
-    assert (metrics["global"] is not None) == world.method.has_global
+    assert metrics.clients.never_trained == 2
+    assert (metrics.global_ is not None) == world.method.has_global
 
 
 @every_method
@@ -177,7 +177,7 @@ def test_every_batch_norm_policy_works(name: str, policy: str) -> None:
     world.training = dataclasses.replace(world.training, batch_norm=policy)
     records, simulation = rounds(world, 1)
     metrics = simulation.evaluate(0, world.method.broadcast(records[-1].server))
-    assert 0 <= metrics["clients"]["personal"]["mean"] <= 1
+    assert 0 <= metrics.clients.personal.mean <= 1
 
 
 @pytest.mark.parametrize("name", OFF)

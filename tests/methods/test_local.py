@@ -44,7 +44,7 @@ def test_there_is_no_global_model_to_judge_and_each_client_is_judged_by_its_own(
     world = digits(Local(), count=2)
     simulation = Simulation(world)
     record = list(run(world.method, simulation, world.server_site, 2, lambda round: [0, 1, 2]))[-1]
-    assert record.metrics["global"] is None
-    assert record.metrics["clients"]["global"] is None
-    assert record.metrics["clients"]["never_trained"] == 2
+    assert record.metrics.global_ is None
+    assert record.metrics.clients.global_ is None
+    assert record.metrics.clients.never_trained == 2
     assert simulation.scores[0].personal.accuracy > simulation.scores[4].personal.accuracy

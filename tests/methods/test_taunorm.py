@@ -90,8 +90,8 @@ def test_what_is_tested_is_the_normalised_model() -> None:
     data = Data(world.x_test, world.y_test, torch.arange(len(world.y_test)), world.mean, world.std)
     assert record.metrics is not None
     wanted = score(net, data, 10)
-    assert record.metrics["global"]["accuracy"] == wanted.accuracy
-    assert record.metrics["global"]["loss"] == pytest.approx(wanted.loss / len(data), rel=1e-5)
+    assert record.metrics.global_.accuracy == wanted.accuracy
+    assert record.metrics.global_.loss == pytest.approx(wanted.loss / len(data), rel=1e-5)
     own = score(net, world.pool(world.test[1], 1), 10)
     assert simulation.scores[1].personal.correct == own.correct
     assert simulation.scores[1].shared == simulation.scores[1].personal

@@ -55,7 +55,7 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
     """Carry out a run under the reader's eyes; exit 130 on Ctrl-C and 3 when the quorum is lost, state saved."""
     screen = console(as_json)
     where = run.directory.path if run.directory is not None else None
-    for trouble in run.troubles:
+    for trouble in run.notes:
         screen.print(f"note: {trouble}")
     if run.start is not None:
         screen.print(f"taking up {where} after round {run.start[0]} of {run.rounds}")
@@ -79,7 +79,7 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
 
 
 def introduce(run: Run, screen: Console) -> None:
-    experiment, setting = run.experiment, run.setting
+    experiment, setting = run.experiment, run.assembled
     data = setting.data
     sizes = setting.world.train.sizes()
     screen.print(

@@ -107,11 +107,11 @@ def _watch(served: Served, insecure: bool, say: Any) -> None:
     from fedskew.federation.protocol import QuorumLost
 
     place = served.directory.path
-    for trouble in served.troubles:
+    for trouble in served.notes:
         say(f"note: {trouble}")
     if insecure:
         say("note: --insecure: whoever reaches this port can take part, read and change what is sent")
-    names = ", ".join(served.facts.sites) or "any"
+    names = ", ".join(served.agreed.sites) or "any"
     scheme = "http" if insecure else "https"
     say(f"ready: {scheme}://{served.hosting.host}:{served.port}, waiting for {served.expected} sites ({names})")
     if served.start is not None:
@@ -119,7 +119,7 @@ def _watch(served: Served, insecure: bool, say: Any) -> None:
     try:
         for record in served:
             for client, why in record.lost.items():
-                say(f"round {record.round + 1}: site {served.facts.sites[client]} {why}")
+                say(f"round {record.round + 1}: site {served.agreed.sites[client]} {why}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
             say(f"round {record.round + 1}/{served.rounds}: {show.words(record)} ({took})")
     except KeyboardInterrupt:

@@ -91,6 +91,14 @@ class Method:
         site.load(broadcast, state)
         return site.model()
 
+    def layout(self, site: Site, broadcast: Payload) -> Payload | None:
+        """A payload with the groups, names, types and shapes of what a client sends in `site.stage`; values are ignored.
+
+        Updates that look different are refused. None, the default: the layout is found by running one step of
+        `client` on made-up samples, so override this where such a step is expensive or impossible.
+        """
+        return None
+
     def ensemble(self, site: Site, server: Payload) -> Tensor | None:
         """Logits of the site's data from what else the server could predict with; None: it has only its model."""
         return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from fedskew.core.tensors import Payload
 from fedskew.deploy.messages import Answer, Ask, scored, update_of
-from fedskew.deploy.roster import Sites
-from fedskew.evaluation.scores import ClientScore, Score, per_client, summary, thirds
+from fedskew.deploy.roster import Roster
+from fedskew.evaluation.metrics import ClientRow, Metrics
+from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
 from fedskew.federation.protocol import Reply
 from fedskew.federation.wire import encode
 from fedskew.federation.world import World
@@ -26,16 +26,16 @@ class Deployment:
     """
 
     world: World
-    sites: Sites
+    sites: Roster
     ask: Ask  # what all messages of the run have in common
     timeout: float
-    judged: Sequence[int]
+    evaluated: Sequence[int]  # clients whose own test part is evaluated
     newcomers: frozenset[int] = frozenset()
     base: dict[int, int] = field(default_factory=dict)  # client -> the last round its work counted in
     pending: int = -1  # the round whose clients' figures are still to come
     keep: int = -1  # the earliest round the server may be taken up from
     scores: list[ClientScore] = field(default_factory=list)
-    before: dict[str, Any] | None = None  # the clients' figures of the round before the last one
+    before: Metrics | None = None  # the clients' figures of the round before, which arrive with this one's replies
 
     def __post_init__(self) -> None:
         self.population = self.world.population
@@ -43,9 +43,9 @@ class Deployment:
         self.groups = thirds(counts.tolist())  # none where sites bring their data: the server has no counts
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
-        judged = set(self.judged) if self.pending >= 0 else set()
-        everyone = [c for c in range(self.population) if c in cohort or c in judged]
-        asks = {c: self._ask(c, round, stage, train=c in cohort, judge=c in judged) for c in everyone}
+        evaluated = set(self.evaluated) if self.pending >= 0 else set()
+        everyone = [c for c in range(self.population) if c in cohort or c in evaluated]
+        asks = {c: self._ask(c, round, stage, train=c in cohort, judge=c in evaluated) for c in everyone}
         order = [*cohort, *(c for c in everyone if c not in cohort)]
         self.scores, self.before = [], None
         for heard in self.sites.wave(asks, encode(broadcast), self.timeout, order):
@@ -83,7 +83,7 @@ class Deployment:
         self.base |= dict.fromkeys(accepted, round)
         self.pending = -1
 
-    def evaluate(self, round: int, broadcast: Payload) -> dict[str, Any]:
+    def evaluate(self, round: int, broadcast: Payload) -> Metrics:
         pieces = range(self.world.chunks() if self.world.method.has_global else 0)
         test: Score | None = None
         for piece in pieces:
@@ -98,16 +98,20 @@ class Deployment:
 
     def _close(self, round: int, broadcast: Payload) -> None:
         """The last round has no next: its figures are asked for."""
-        asks = {c: self._ask(c, round, "evaluate", train=False, judge=True) for c in self.judged}
+        asks = {c: self._ask(c, round, "evaluate", train=False, judge=True) for c in self.evaluated}
         self.scores = []
         for heard in self.sites.wave(asks, encode(broadcast), self.timeout, sorted(asks)):
             if heard.answer is not None:
                 self._keep(heard.client, heard.answer)
 
-    def _figures(self, test: Score | None) -> dict[str, Any]:
+    def _figures(self, test: Score | None) -> Metrics:
         scores = sorted(self.scores, key=lambda score: score.client)
-        sampled = len(self.judged) < self.population
-        return summary(test, scores, self.newcomers, sampled, self.groups)
+        sampled = len(self.evaluated) < self.population
+        return summarise(test, scores, self.newcomers, sampled, self.groups)
 
-    def per_client(self) -> dict[str, dict[str, Any]]:
+    def late_metrics(self) -> Metrics | None:
+        return self.before
+
+    def per_client(self) -> dict[str, ClientRow]:
+        """Each client's own figures in the last evaluation."""
         return per_client(sorted(self.scores, key=lambda score: score.client))

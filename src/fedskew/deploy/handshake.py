@@ -1,4 +1,4 @@
-"""Sites that bring their own data: what they must agree on, and the world each of them works in."""
+"""Roster that bring their own data: what they must agree on, and the world each of them works in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, DataSet
 from fedskew.data.split.chain import Partition, Parts
-from fedskew.deploy.messages import Facts, Task
+from fedskew.deploy.messages import SiteFacts, Task
 from fedskew.experiment.assemble import world_of
 from fedskew.experiment.config import Experiment
 from fedskew.federation.world import World
@@ -24,13 +24,13 @@ def labels_of(data: DataSet) -> tuple[str, ...]:
     return data.labels or tuple(map(str, range(data.classes)))
 
 
-def facts_of(data: DataSet) -> Facts:
-    facts = Facts(data.x_train.shape[1:], str(data.x_train.dtype), labels_of(data), len(data.y_train))
+def facts_of(data: DataSet) -> SiteFacts:
+    facts = SiteFacts(data.x_train.shape[1:], str(data.x_train.dtype), labels_of(data), len(data.y_train))
     if facts.kind != "uint8":
         return facts
     levels = np.arange(256)
     counts = [np.bincount(data.x_train[..., c].ravel(), minlength=256) for c in range(data.x_train.shape[3])]
-    return Facts(
+    return SiteFacts(
         facts.shape,
         facts.kind,
         facts.labels,
@@ -41,7 +41,7 @@ def facts_of(data: DataSet) -> Facts:
     )
 
 
-def agree(facts: Mapping[str, Facts]) -> Task:
+def agree(facts: Mapping[str, SiteFacts]) -> Task:
     """The task of all sites together; a site whose samples are of another form than most others' is named."""
     forms = {name: (fact.kind, fact.shape) for name, fact in facts.items()}
     usual = max(forms.values(), key=lambda form: list(forms.values()).count(form))
@@ -66,7 +66,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _moments(facts: Sequence[Facts]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _moments(facts: Sequence[SiteFacts]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of x / 255 over all sites' pixels, by channel. The sums are whole numbers: exact."""
     pixels, channels = sum(fact.pixels for fact in facts), range(facts[0].shape[2])
     sums = [sum(fact.sums[c] for fact in facts) for c in channels]

@@ -15,7 +15,7 @@ Name = str
 T = TypeVar("T")
 
 
-class Facts(msgspec.Struct, forbid_unknown_fields=True):
+class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
     """What a site tells of its own data, once: no sample, but its classes and, of images, sums over all pixels."""
 
     shape: tuple[int, ...]  # of one sample, as it is stored
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     personal: tuple[list[int], list[int], float] | None = None
     name: Name = ""
     versions: dict[str, str] = {}
-    facts: Facts | None = None
+    facts: SiteFacts | None = None
 
 
 def as_header(message: Ask | Answer) -> Header:

@@ -18,25 +18,21 @@ from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.dataset import DataSet
 from fedskew.data.sources.loading import SOURCES, load
-from fedskew.deploy import handshake as own
+from fedskew.deploy import handshake
 from fedskew.deploy.child import Child
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.messages import Answer, Ask, as_header, plain_score, read
 from fedskew.deploy.states import States
 from fedskew.evaluation.scores import ClientScore
-from fedskew.experiment import run_directory as checkpoint
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, from_dict
+from fedskew.experiment.run_directory import versions
 from fedskew.federation.simulate.jobs import Job, Lost, Trained, perform
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, digest, encode
 from fedskew.federation.world import World
 
 LAST = 10.0  # seconds for the last reply of a run to arrive
-
-
-def versions() -> dict[str, str]:
-    return {name: str(version) for name, version in checkpoint.versions().items()}
 
 
 class Node:
@@ -62,7 +58,7 @@ class Node:
             return Answer(lost=f"cannot take part: {error}", name=self.name), b""
 
     def _facts(self, ask: Ask) -> Any:
-        return own.facts_of(self._own()) if ask.kind == "hello" and self._brings(ask) else None
+        return handshake.facts_of(self._own_data()) if ask.kind == "hello" and self._brings(ask) else None
 
     def _brings(self, ask: Ask) -> bool:
         """Whether this run is on the sites' own data. A site never loads what its operator did not name."""
@@ -72,7 +68,7 @@ class Node:
             raise UsageError(f"this run deals parts of {ask.data}, but this site joined with --data {self.data}")
         return False
 
-    def _own(self) -> DataSet:
+    def _own_data(self) -> DataSet:
         if self.loaded is None:
             self.loaded = load(self.data, self.data_dir)
         return self.loaded
@@ -89,7 +85,7 @@ class Node:
         if self._brings(ask):
             if ask.task is None:
                 raise UsageError("the message does not say what the sites' data have in common")
-            world = own.site_world(experiment, ask.task, self._own(), ask.client, ask.sites, self.device)
+            world = handshake.site_world(experiment, ask.task, self._own_data(), ask.client, ask.sites, self.device)
         else:
             world = assemble(experiment, data_dir=self.data_dir, device=self.device).world
             if world.population != ask.sites:

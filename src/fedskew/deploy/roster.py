@@ -16,7 +16,7 @@ from fedskew.federation.wire import decode
 GREETING = 30.0  # seconds for a site's first answer: it loads its data for it
 
 
-class Link(Protocol):
+class Channel(Protocol):
     """Flower's link, or what stands for it in a test."""
 
     def tell(self, header: Header, blob: Any = b"") -> None: ...
@@ -35,11 +35,17 @@ class Heard(NamedTuple):
     why: str = ""
 
 
-class Sites:
+class Roster:
     """`names` in order: a site's place is its client number. `nodes`: where they are, if that is known already."""
 
     def __init__(
-        self, link: Link, names: list[str], nodes: Mapping[str, int], say: Callable[[str], None], *, open: bool = False
+        self,
+        link: Channel,
+        names: list[str],
+        nodes: Mapping[str, int],
+        say: Callable[[str], None],
+        *,
+        open: bool = False,
     ) -> None:
         self.link, self.names, self.say, self.open = link, names, say, open
         self.nodes = dict(nodes)

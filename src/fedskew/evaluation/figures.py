@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from fedskew.evaluation.metrics import Metrics
 
 FIGURES = {  # what is tabled of a run: word -> where it stands in the last round's metrics
     "global": ("global", "accuracy"),
@@ -18,29 +20,45 @@ FIGURES = {  # what is tabled of a run: word -> where it stands in the last roun
 }
 
 
-def figure(result: dict[str, Any], place: Sequence[str]) -> float | None:
-    value: Any = result["metrics"]
+def figure(metrics: Metrics | None, place: Sequence[str]) -> float | None:
+    """One figure of an evaluation, by the keys that lead to it; None if there is none."""
+    value: Any = metrics
     for key in place:
-        value = value.get(key) if value else None
+        value = None if value is None else getattr(value, "global_" if key == "global" else key)
     return None if value is None else float(value)
 
 
-def headline(metrics: dict[str, Any]) -> float | None:
-    """The one number of a run: the global model on the balanced test set, else the mean personal accuracy."""
-    if metrics.get("global"):
-        return float(metrics["global"]["accuracy"])
-    clients = metrics.get("clients")
-    return float((clients["global"] or clients["personal"])["mean"]) if clients else None
+def headline(metrics: Metrics | None) -> float | None:
+    """The one number of a run: the global model on the server's test set, else the mean over clients."""
+    if metrics is None:
+        return None
+    if metrics.global_ is not None:
+        return metrics.global_.accuracy
+    clients = metrics.clients
+    return (clients.global_ or clients.personal).mean if clients else None
 
 
-def to_target(records: Iterable[dict[str, Any]], target: float) -> dict[str, float | None]:
-    """Rounds and bytes (both ways) until the global model, or else the mean personal one, first reaches a target."""
+class Round(Protocol):
+    """What `to_target` reads of a record."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def bytes_up(self) -> Mapping[str, int]: ...
+    @property
+    def bytes_down(self) -> Mapping[str, int]: ...
+    @property
+    def metrics(self) -> Metrics | None: ...
+
+
+def to_target(records: Iterable[Round], target: float) -> dict[str, float | None]:
+    """Rounds and bytes (both ways) until the headline first reaches a target."""
     spent = 0
     for record in records:
-        spent += sum(record["bytes_up"].values()) + sum(record["bytes_down"].values())
-        reached = headline(record.get("metrics") or {})
+        spent += sum(record.bytes_up.values()) + sum(record.bytes_down.values())
+        reached = headline(record.metrics)
         if reached is not None and reached >= target:
-            return {"rounds": record["round"] + 1, "bytes": spent}
+            return {"rounds": record.round + 1, "bytes": spent}
     return {"rounds": None, "bytes": None}
 
 

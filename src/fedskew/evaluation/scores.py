@@ -1,33 +1,17 @@
-"""The metric vocabulary: one set of words for every method, engine and table.
-
-    global      the server's model on the balanced test set
-    clients     a model on each client's own test part, over all clients (or a stated sample):
-                `global` the server's model, `personal` the one that client would deploy
-    new         the same for clients that never train
-    ensemble    what else the server could predict with (Method.ensemble), on the balanced test set
-    groups      which classes head, middle and tail are
-
-    accuracy, loss, per_class           of one model on one set
-    head, middle, tail                  of global and ensemble: accuracy over the third of the classes with the most
-                                        training samples, the rest, and the third with the fewest; told where the
-                                        largest class has twice the samples of the smallest (see `thirds`)
-    mean, weighted, std, worst_decile   of accuracy over clients: unweighted, by test samples,
-                                        spread, and the mean of the worst tenth
-Nothing here is a maximum over test rounds.
-"""
+"""Models scored in counts, which add up exactly over clients, workers and sites, and metrics made from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data, pieces
+from fedskew.evaluation.metrics import ClientMetrics, ClientRow, Metrics, ModelMetrics, Population
 
 BATCH = 200  # samples per evaluation step: what a cache holds; fixed, because batch statistics depend on it
 
@@ -55,8 +39,14 @@ class Score:
             self.loss + other.loss,
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "loss": self.loss / max(self.samples, 1), "per_class": per_class(self)}
+    def metrics(self, groups: Mapping[str, Sequence[int]] | None = None) -> ModelMetrics:
+        """This score as metrics; `groups` (from `thirds`) adds the accuracy of head, middle and tail classes."""
+        return ModelMetrics(
+            accuracy=self.accuracy,
+            loss=self.loss / max(self.samples, 1),
+            per_class=per_class(self),
+            **by_third(self, groups or {}),
+        )
 
 
 def per_class(score: Score) -> list[float | None]:
@@ -115,60 +105,70 @@ def by_third(score: Score, groups: Mapping[str, Sequence[int]]) -> dict[str, flo
     return {word: correct / total if total else None for word, (correct, total) in counts.items()}
 
 
-def over_clients(scores: Sequence[Score]) -> dict[str, Any] | None:
-    """Accuracy over clients that have test samples of their own; None if there is none."""
-    own = [s for s in scores if s.samples]
-    if not own:
+def over_clients(scores: Sequence[Score]) -> ClientMetrics | None:
+    """Metrics over clients that have test samples of their own; None if there is no such client."""
+    scored = [s for s in scores if s.samples]
+    if not scored:
         return None
-    accuracy = [s.accuracy for s in own]
+    accuracy = [s.accuracy for s in scored]
     mean = sum(accuracy) / len(accuracy)
     worst = sorted(accuracy)[: math.ceil(len(accuracy) / 10)]
-    pooled = own[0]
-    for s in own[1:]:
+    pooled = scored[0]
+    for s in scored[1:]:
         pooled = pooled + s
-    return {
-        "mean": mean,
-        "weighted": pooled.accuracy,
-        "std": math.sqrt(sum((a - mean) ** 2 for a in accuracy) / len(accuracy)),
-        "worst_decile": sum(worst) / len(worst),
-        "loss": pooled.loss / pooled.samples,
-        "per_class": per_class(pooled),
-        "clients": len(own),
-    }
+    return ClientMetrics(
+        mean=mean,
+        weighted=pooled.accuracy,
+        std=math.sqrt(sum((a - mean) ** 2 for a in accuracy) / len(accuracy)),
+        worst_decile=sum(worst) / len(worst),
+        loss=pooled.loss / pooled.samples,
+        per_class=per_class(pooled),
+        clients=len(scored),
+    )
 
 
-def summary(
+def summarise(
     test: Score | None,
     clients: Iterable[ClientScore],
     newcomers: frozenset[int],
     sampled: bool,
-    groups: Mapping[str, Sequence[int]] | None = None,
-) -> dict[str, Any]:
-    """One round's metrics, in the words above. `groups`: classes by their training samples, from `thirds`."""
+    groups: Mapping[str, Sequence[int]],
+) -> Metrics:
+    """One evaluation: `test` is the server's model on its test set, `clients` the clients' own test parts.
+
+    `newcomers` are clients that never train; `sampled` says that only some clients were evaluated; `groups` are
+    head, middle and tail classes, from `thirds`.
+    """
     scores = list(clients)
-    metrics: dict[str, Any] = {"groups": groups} if groups else {}
-    metrics["global"] = test.as_dict() | by_third(test, groups or {}) if test is not None and test.samples else None
-    for word, new in (("clients", False), ("new", True)):
+
+    def population(new: bool) -> Population | None:
         group = [s for s in scores if (s.client in newcomers) == new]
-        shared = [s.shared for s in group if s.shared is not None]
         personal = over_clients([s.personal for s in group])
-        metrics[word] = personal and {
-            "global": over_clients(shared),
-            "personal": personal,
-            "never_trained": sum(s.fallback for s in group),
-            "sampled": sampled,
-        }
-    return metrics
+        if personal is None:
+            return None
+        return Population(
+            global_=over_clients([s.shared for s in group if s.shared is not None]),
+            personal=personal,
+            never_trained=sum(s.fallback for s in group),
+            sampled=sampled,
+        )
+
+    return Metrics(
+        global_=test.metrics(groups) if test is not None and test.samples else None,
+        clients=population(False),
+        new=population(True),
+        groups={word: list(classes) for word, classes in groups.items()},
+    )
 
 
-def per_client(scores: Iterable[ClientScore]) -> dict[str, dict[str, Any]]:
-    """The table behind the summary: each client's accuracy, samples and per-class figures."""
+def per_client(scores: Iterable[ClientScore]) -> dict[str, ClientRow]:
+    """Each client's own figures, by client number as text; clients without test samples are left out."""
     return {
-        str(s.client): {
-            "samples": s.personal.samples,
-            "global": s.shared and s.shared.as_dict(),
-            "personal": s.personal.as_dict(),
-        }
+        str(s.client): ClientRow(
+            samples=s.personal.samples,
+            global_=None if s.shared is None else s.shared.metrics(),
+            personal=s.personal.metrics(),
+        )
         for s in scores
         if s.personal.samples
     }

@@ -24,19 +24,34 @@ from fedskew.models import build as build_net
 from fedskew.models import wrap
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """An experiment put together: data loaded and dealt, the model chosen."""
+@dataclass(frozen=True, kw_only=True)
+class Lineup:
+    """The world of a run, and which of its clients do what."""
 
     world: World
-    data: DataSet
-    partition: Partition
     members: tuple[int, ...]  # clients that may train
     newcomers: tuple[int, ...]  # clients that never do
-    judged: tuple[int, ...]  # clients whose own test part is evaluated
-    cohort: Callable[[int], list[int]]
-    cohort_size: int
-    quorum: int
+    evaluated: tuple[int, ...]  # clients whose own test part is evaluated
+    cohort_size: int  # clients asked in a round
+    quorum: int  # usable updates a round needs
+
+    def cohort(self, round: int) -> list[int]:
+        """The clients asked in this round."""
+        return draw_cohort(self.members, self.cohort_size, self.world.seed, round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled(Lineup):
+    """An experiment ready to run: data loaded and split, the net chosen, mistakes found."""
+
+    data: DataSet
+    partition: Partition
+
+
+def line_up(experiment: Experiment, members: Sequence[int]) -> tuple[int, int]:
+    """(clients asked in a round, updates it needs) when these clients may train."""
+    size = part_of(experiment.clients_per_round, len(members), "clients_per_round")
+    return size, part_of(experiment.trouble.quorum, size, "quorum")
 
 
 def part_of(value: float | str, whole: int, what: str) -> int:
@@ -46,12 +61,12 @@ def part_of(value: float | str, whole: int, what: str) -> int:
     try:
         number = float(value)
     except ValueError:
-        raise UsageError(f"{what}={value!r} will not do: give a count, a share below 1, or all.") from None
+        raise UsageError(f"{what}={value!r} is invalid: expected a count, a share below 1, or all.") from None
     if 0 < number < 1 or (number == 1 and isinstance(value, float)) or value == "1.0":
         return max(1, int(number * whole))
     if number != int(number) or not 1 <= number <= whole:
         raise UsageError(
-            f"{what}={value} will not do: there are {whole} clients; give 1 to {whole}, or a share below 1."
+            f"{what}={value} is invalid: there are {whole} clients; expected 1 to {whole}, or a share below 1."
         )
     return int(number)
 
@@ -98,7 +113,7 @@ def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
 
 
 def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu") -> Assembled:
-    """Load, deal, choose: everything a run needs, mistakes found before it starts."""
+    """Everything a run needs: data loaded and split, the net chosen. Mistakes are found here, before it starts."""
     data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else experiment.data
     if experiment.holdout.pool == "all":
         data = data.pooled()
@@ -118,23 +133,21 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     population = len(parts)
     new = newcomers(population, holdout.newcomers, experiment.seed) if holdout.newcomers else ()
     members = tuple(c for c in range(population) if c not in set(new))
-    size = part_of(experiment.clients_per_round, len(members), "clients_per_round")
-    quorum = part_of(experiment.trouble.quorum, size, "quorum")
+    size, quorum = line_up(experiment, members)
     if experiment.method.pooled:
         parts, members, size, quorum = in_one_place(partition, parts, members), (0,), 1, 1
     world = world_of(experiment, pool, partition, parts, device)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
     wanted = experiment.evaluation.clients or population
-    judged = draw_cohort(range(population), min(wanted, population), experiment.seed, -1)
+    evaluated = draw_cohort(range(population), min(wanted, population), experiment.seed, -1)
     return Assembled(
         world=world,
         data=data,
         partition=partition,
         members=members,
         newcomers=new,
-        judged=tuple(judged),
-        cohort=partial(draw_cohort, members, size, experiment.seed),
+        evaluated=tuple(evaluated),
         cohort_size=size,
         quorum=quorum,
     )
@@ -157,7 +170,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 
 def in_one_place(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
-    """The first client holds what all members would train on; everybody keeps the samples to be judged by."""
+    """The first client holds what all members would train on; everybody keeps the samples to be evaluated by."""
     if partition.noise or partition.rotation:
         raise UsageError("central cannot pool clients whose inputs differ: leave noise and rotate out of the split.")
     every = np.concatenate([parts[c].train for c in members])

@@ -13,6 +13,7 @@ from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.seeding import Purpose, one_thread
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.experiment.result import Diagnostics
 from fedskew.federation.store import Store
 from fedskew.federation.wire import decode
 from fedskew.federation.world import World
@@ -67,7 +68,7 @@ def head_distances(models: Sequence[Payload]) -> Tensor:
     return torch.cdist(stacked, stacked, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def diagnose(world: World, server: Payload, store: Store, members: Sequence[int]) -> dict[str, Any]:
+def diagnose(world: World, server: Payload, store: Store, members: Sequence[int]) -> Diagnostics:
     """How far a finished run's features collapsed and its clients' heads drift apart; None where there is no telling.
 
     `eigenvalue_spread`: FedMR's Table 7, of the global model on the test set. `head_distance`: mean over pairs of
@@ -78,7 +79,7 @@ def diagnose(world: World, server: Payload, store: Store, members: Sequence[int]
         rng = world.site(-1, world.rounds, "diagnose", Purpose.DIAGNOSE).rng
         spread = feature_collapse(net, data, rng) if world.method.has_global and len(data) else None
         heads = head_distances(drifted(world, server, store, members))
-    return {"eigenvalue_spread": spread, "head_distance": mean_distance(heads), "clients": len(heads)}
+    return Diagnostics(eigenvalue_spread=spread, head_distance=mean_distance(heads), clients=len(heads))
 
 
 def mean_distance(apart: Tensor) -> float | None:

@@ -1,36 +1,124 @@
-"""A run: an experiment carried out here, record by record, with a directory it can be taken up from."""
+"""An experiment carried out: rounds, checkpoints, resuming, closing figures. Simulated here; deploy/ adds real sites."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fedskew.core.method import MODEL
-from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
-from fedskew.evaluation.figures import headline
-from fedskew.experiment.assemble import Assembled, assemble
-from fedskew.experiment.config import Experiment, from_dict, read_toml
+from fedskew.experiment.assemble import Lineup, assemble
+from fedskew.experiment.config import Experiment
 from fedskew.experiment.diagnostics import diagnose
-from fedskew.experiment.run_directory import RunDirectory
+from fedskew.experiment.result import Result, result_of
+from fedskew.experiment.run_directory import RunDirectory, read_settings
 from fedskew.experiment.tracking import tracked, trackers
+from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.loop import run as run_loop
-from fedskew.federation.protocol import Record
+from fedskew.federation.protocol import Federation, Record, merge_late
 from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
 from fedskew.federation.wire import digest
 
-log = logging.getLogger("fedskew")
+
+class BaseRun(ABC):
+    """An experiment carried out somewhere: iterate over it for records; then `result` holds the closing figures.
+
+    What simulation and deployment share: the round loop, the run's directory, resuming. `directory` None writes
+    nothing. After resuming, `notes` says what was found damaged or different.
+    """
+
+    def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
+        self.experiment, self.directory = experiment, directory
+        self.rounds = len(experiment.method.stages(experiment.rounds))
+        self.start: tuple[int, Payload] | None = None  # (next round, server state) of a run that is resumed
+        self.notes: list[str] = []
+        self.records: list[Record] = []
+        self.result: Result | None = None  # None: not finished
+        if directory is None:
+            return
+        if not resume:
+            directory.begin(experiment)
+            return
+        self.start, self.notes = directory.restore()
+        self.records = directory.read_records()
+        if self.start and self.start[0] >= self.rounds:
+            self.result = directory.result()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Record]:
+        """The records of the rounds that are still to do."""
+
+    def _carry_out(
+        self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
+    ) -> Iterator[Record]:
+        """Every round still to do, then the closing figures. What is done is saved, also when it is interrupted.
+
+        `cohort(round)` are the clients to ask; None draws them as the experiment says.
+        """
+        last = None if self.start is None else (self.start[0] - 1, self.start[1])
+        try:
+            for record in run_loop(
+                self.experiment.method,
+                federation,
+                lineup.world.server_site,
+                self.experiment.rounds,
+                cohort or lineup.cohort,
+                quorum=lineup.quorum,
+                evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
+                start=self.start,
+            ):
+                last = (record.round, record.server)
+                self._keep(record)
+                yield record
+        except BaseException:
+            if self.directory is not None and last is not None:
+                self.directory.save(*last)
+            raise
+        if last is not None:
+            self._finish(last[1], federation, lineup.world.initial)
+
+    def _keep(self, record: Record) -> None:
+        """Remember a record; where there is a directory, write it, and a checkpoint if one is due."""
+        light = msgspec.structs.replace(record, server=None)
+        self.records[-1:] = merge_late([*self.records[-1:], light])
+        if self.directory is not None:
+            self.directory.append(light)
+            if self.directory.due(record.round):
+                self.directory.save(record.round, record.server)
+
+    def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
+        """The last round is done: the closing figures, and the whole global model."""
+        model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
+        self.result = result_of(
+            self.experiment,
+            self.records,
+            digest=digest(server),
+            model_digest=digest(model),
+            clients=federation.per_client(),
+            **self._closing(server),
+        )
+        if self.directory is not None:
+            self.directory.save(self.records[-1].round, server)
+            self.directory.finish(server, model, self.result)
+
+    def _closing(self, server: Payload) -> dict[str, Any]:
+        """Further fields of the result."""
+        return {}
 
 
-class Run:
-    """Iterate over it for records; afterwards `result` holds the closing figures.
+class Run(BaseRun):
+    """A simulated run.
 
-    `out` is the run's directory (None: nothing is written). `workers`: processes, None for all cores;
-    with `engine="ray"` actors, None for all of the cluster's CPUs.
-    `track`: names of trackers that are told every record too (see track.py).
+    `out` is the run's directory (None: nothing is written). `workers` are processes: 1 works in this one, None
+    takes all cores; with `engine="ray"` they are actors, None for all CPUs of the cluster. `data_dir` is where
+    named data sets lie, `checkpoint_every` the rounds between checkpoints (0: spaced so that they stay cheap),
+    `resume` continues the run in `out`, and `track` names trackers that get every record too (see tracking.py).
     """
 
     def __init__(
@@ -46,127 +134,58 @@ class Run:
         resume: bool = False,
         track: Sequence[str] = (),
     ) -> None:
-        self.experiment = experiment
-        self.setting: Assembled = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
+        self.assembled = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
         self.workers, self.engine = workers, engine
-        self.sinks = trackers(track)
-        self.directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
-        self.start: tuple[int, Payload] | None = None
-        self.troubles: list[str] = []  # what `resume` found damaged
-        self.records: list[dict[str, Any]] = []
-        self.result: dict[str, Any] = {}
-        if self.directory is not None:
-            if resume:
-                self.start, self.troubles = self.directory.restore()
-                self.records = list(self.directory.read_records())
-                self.result = self.directory.result() if self.start and self.start[0] >= self.rounds else {}
-            else:
-                self.directory.begin(experiment.to_toml())
-
-    @property
-    def rounds(self) -> int:
-        return self.setting.world.rounds
+        self.trackers = trackers(track)
+        directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
+        super().__init__(experiment, directory, resume=resume)
 
     def __iter__(self) -> Iterator[Record]:
         try:
-            if not self.result:
+            if self.result is None:
                 folder = self.directory.path if self.directory is not None else Path("runs")
                 first = self.start[0] if self.start else 0
-                with tracked(self.sinks, folder, self.experiment.as_dict(), first) as tell:
+                with tracked(self.trackers, folder, self.experiment.as_dict(), first) as track:
                     for record in self._rounds():
-                        tell(self.records[-1])
+                        track(record.as_dict())
                         yield record
         finally:
             if self.directory is not None:
                 self.directory.close()
 
     def _rounds(self) -> Iterator[Record]:
-        setting, directory = self.setting, self.directory
-        last: tuple[int, Payload] | None = None if self.start is None else (self.start[0] - 1, self.start[1])
-        simulation = Simulation(
-            setting.world,
+        self.simulation = Simulation(
+            self.assembled.world,
             workers=self.workers,
             engine=self.engine,
-            store=directory.store if directory is not None else Store(),
+            store=self.directory.store if self.directory is not None else Store(),
             faults=self.experiment.trouble.faults(),
-            newcomers=setting.newcomers,
-            judged=setting.judged,
+            newcomers=self.assembled.newcomers,
+            evaluated=self.assembled.evaluated,
         )
-        with simulation:
-            try:
-                for record in run_loop(
-                    self.experiment.method,
-                    simulation,
-                    simulation.world.server_site,
-                    self.experiment.rounds,
-                    setting.cohort,
-                    quorum=setting.quorum,
-                    evaluate=self._evaluated,
-                    start=self.start,
-                ):
-                    self.records.append(record.as_dict())
-                    last = (record.round, record.server)
-                    if directory is not None:
-                        directory.append(self.records[-1])
-                        if directory.due(record.round):
-                            directory.save(*last)
-                    yield record
-            except BaseException:
-                # stopped, or a quorum was lost: what was finished is kept
-                if directory is not None and last is not None:
-                    directory.save(*last)
-                raise
-            if last is not None:
-                self._finish(last[1], simulation)
+        with self.simulation:
+            yield from self._carry_out(self.simulation, self.assembled)
 
-    def _evaluated(self, round: int) -> bool:
-        return (round + 1) % self.experiment.evaluation.every == 0 or round == self.rounds - 1
-
-    def _finish(self, server: Payload, simulation: Simulation) -> None:
-        model, self.result = ended(self.experiment, self.records, server, simulation.world.initial)
-        self.result["clients"] = simulation.per_client()
-        if self.experiment.evaluation.diagnose:
-            self.result["diagnostics"] = diagnose(simulation.world, server, simulation.store, self.setting.members)
-        if self.directory is not None:
-            self.directory.save(self.records[-1]["round"], server)
-            self.directory.finish(server, model, self.result)
-
-
-def ended(
-    experiment: Experiment, records: list[dict[str, Any]], server: Payload, initial: Payload
-) -> tuple[Payload, dict[str, Any]]:
-    """The whole global model of a finished run, and its closing figures with both fingerprints."""
-    model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
-    return model, closing(experiment, records) | {"digest": digest(server), "model_digest": digest(model)}
-
-
-def closing(experiment: Experiment, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The closing figures of a run: the last round's metrics, and what it all cost."""
-    last = records[-1]
-    return {
-        "method": experiment.method_name,
-        "seed": experiment.seed,
-        "rounds": last["round"] + 1,
-        "accuracy": headline(last["metrics"] or {}),
-        "metrics": last["metrics"],
-        "bytes_up": sum(sum(r["bytes_up"].values()) for r in records),
-        "bytes_down": sum(sum(r["bytes_down"].values()) for r in records),
-        "client_seconds": sum(r["client_seconds"] for r in records),
-        "server_seconds": sum(r["server_seconds"] for r in records),
-        "seconds": sum(r["seconds"] for r in records),
-        "lost": sum(len(r["lost"]) for r in records),
-        "settings": experiment.as_dict(),
-    }
+    def _closing(self, server: Payload) -> dict[str, Any]:
+        if not self.experiment.evaluation.diagnose:
+            return {}
+        simulation = self.simulation
+        return {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
-    """Run an experiment: `for record in fedskew.run(Experiment(...)): ...`"""
+    """Run an experiment (None: the default one). Options are those of `Run`.
+
+    >>> import fedskew
+    >>> run = fedskew.run(fedskew.Experiment(rounds=2))
+    >>> [record.round for record in run]
+    [0, 1]
+    >>> run.result.rounds
+    2
+    """
     return Run(experiment or Experiment(), **options)
 
 
 def resume(path: Path | str, **options: Any) -> Run:
-    """Take up a run where its directory left it, to the same result as if it had never stopped."""
-    path = Path(path)
-    if not (path / "settings.toml").exists():
-        raise UsageError(f"{path} holds no run: there is no settings.toml in it.")
-    return Run(from_dict(read_toml(path / "settings.toml")), out=path, resume=True, **options)
+    """Continue the run in a directory, to the same result as if it had never stopped. Options are those of `Run`."""
+    return Run(read_settings(Path(path)), out=path, resume=True, **options)

@@ -1,15 +1,16 @@
-"""A run's directory: settings, records, and checkpoints from which a killed run goes on.
+"""A run's directory: the only module that writes one, and the only one that reads one.
 
     settings.toml       the experiment, as it was run
     records.jsonl       one record a round
-    clients/            states that clients keep, a file a version
+    clients/            states that clients keep, one file per version
     clients.jsonl       which version of which client counts, with checksums, in order
     checkpoints/        the server's state after a round; the name ends in the file's own SHA-256
-    server.safetensors  model.safetensors  result.json     when the run is done
+    server.safetensors  model.safetensors  result.json     when the run has finished
+    deployment.json     in a run between sites: who they are (see deploy/server.py)
 
-A checkpoint also says how far records.jsonl and clients.jsonl reach, so whatever was written after it
-is cut off. It becomes visible by a rename, after all it speaks of is on disk. The last two are kept:
-if one is torn or was changed, its checksum tells, and the one before is used.
+A checkpoint also says how far records.jsonl and clients.jsonl reach, so whatever was written after it is cut off.
+It becomes visible by a rename, after all it refers to is on disk. The last two are kept: if one is torn or was
+changed, its checksum does not match, and the one before is used.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import filelock
+import msgspec
 import numpy as np
 import torch
 
@@ -29,24 +33,112 @@ from fedskew import __version__
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
-from fedskew.federation.store import Damaged, Entry, Store
-from fedskew.federation.wire import decode_with_notes, encode
+from fedskew.experiment.config import Experiment, from_dict, read_toml
+from fedskew.experiment.result import Result
+from fedskew.federation.protocol import Record, merge_late
+from fedskew.federation.store import Damaged, Store, Version
+from fedskew.federation.wire import decode, decode_with_notes, encode
 
-KEPT = 2
+KEPT = 2  # checkpoints
 RELUCTANCE = 20  # with automatic spacing, checkpoints take at most about a twentieth of the time
+SETTINGS, RECORDS, RESULT, VERSIONS = "settings.toml", "records.jsonl", "result.json", "clients.jsonl"
+SERVER, MODEL = "server.safetensors", "model.safetensors"
 
 
 def versions() -> dict[str, str]:
+    """The versions that decide a run's bits."""
     return {
         "fedskew": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
 
 
+@dataclass(frozen=True)
+class SavedRun:
+    """A run's directory, read: a run that has finished, was cut off, or is still running."""
+
+    path: Path
+    experiment: Experiment
+    records: list[Record]
+    result: Result | None  # None: it has not finished
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The experiment as plain values."""
+        return self.experiment.as_dict()
+
+    def server(self) -> Payload:
+        """The server's final state."""
+        return decode((self.path / SERVER).read_bytes())
+
+    def store(self) -> Store:
+        """The clients' states as the run left them."""
+        store = Store(self.path / "clients")
+        store.restore(_listed((self.path / VERSIONS).read_bytes()))
+        return store
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder holds a run."""
+    return (path / SETTINGS).exists()
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the folder holds a finished run."""
+    return (path / RESULT).exists()
+
+
+def read_settings(path: Path) -> Experiment:
+    """The experiment of the run in a folder."""
+    if not is_run(path):
+        raise UsageError(f"{path} holds no run: there is no {SETTINGS} in it.")
+    return from_dict(read_toml(path / SETTINGS))
+
+
+def read_run(path: Path) -> SavedRun:
+    """The run in a folder. A record that was cut off while it was written is left out."""
+    experiment, result = read_settings(path), path / RESULT
+    try:
+        records = _read_records(path / RECORDS)
+        return SavedRun(path, experiment, records, _decode(result, Result) if result.exists() else None)
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} cannot be read: {error}.") from None
+
+
+def find_runs(folders: Iterable[Path]) -> list[Path]:
+    """Every folder with a run in these folders, at any depth; a folder without one is a mistake."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        here = sorted(path.parent for path in folder.rglob(SETTINGS))
+        if not here:
+            raise UsageError(f"{folder} holds no run: there is no {SETTINGS} in it or below it.")
+        found |= {path.resolve(): path for path in here}
+    return list(found.values())
+
+
+def _read_records(path: Path) -> list[Record]:
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return merge_late(msgspec.json.decode(line, type=Record) for line in whole)
+
+
+def _decode(path: Path, kind: type[Result]) -> Result:
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def _listed(lines: bytes) -> Iterable[Version]:
+    return (Version(**json.loads(line)) for line in lines.splitlines())
+
+
 class RunDirectory:
-    """`every`: rounds between checkpoints; 0 spaces them so that they stay cheap."""
+    """A run's directory while the run writes it; locked against a second writer until `close`.
+
+    `every` is the number of rounds between checkpoints; 0 spaces them so that they stay cheap.
+    """
 
     def __init__(self, path: Path, every: int = 0) -> None:
         self.path, self.every = path, every
@@ -64,40 +156,42 @@ class RunDirectory:
 
     @property
     def records(self) -> Path:
-        return self.path / "records.jsonl"
+        return self.path / RECORDS
 
     @property
     def index(self) -> Path:
-        return self.path / "clients.jsonl"
+        return self.path / VERSIONS
 
-    def begin(self, settings: str) -> None:
-        """A new run: the directory must not hold one."""
-        if (self.path / "settings.toml").exists():
+    def begin(self, experiment: Experiment) -> None:
+        """Start a new run: the directory must not hold one."""
+        if is_run(self.path):
             self.close()
             raise UsageError(
-                f"{self.path} already holds a run; go on with --resume {self.path}, or give another --out."
+                f"{self.path} already holds a run; resume it with --resume {self.path}, or give another --out."
             )
-        write_atomically(self.path / "settings.toml", settings.encode())
+        write_atomically(self.path / SETTINGS, experiment.to_toml().encode())
         self.records.touch()
         self.index.touch()
 
-    def append(self, record: dict[str, Any]) -> None:
-        with self.records.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+    def append(self, record: Record) -> None:
+        """Add one record."""
+        with self.records.open("ab") as file:
+            file.write(msgspec.json.encode(record.as_dict()) + b"\n")
 
     def due(self, round: int) -> bool:
+        """Whether a checkpoint is due after this round."""
         if self.every:
             return (round + 1) % self.every == 0
         return time.monotonic() - self.last[1] >= RELUCTANCE * self.cost
 
     def save(self, round: int, server: Payload) -> None:
-        """A checkpoint after this round."""
+        """Write a checkpoint after this round."""
         if round == self.last[0]:
             return
         began = time.monotonic()
         with self.index.open("a") as file:
-            for entry in self.store.flush(until=round):
-                file.write(json.dumps(entry._asdict()) + "\n")
+            for version in self.store.flush(until=round):
+                file.write(json.dumps(version._asdict()) + "\n")
         notes = {
             "round": round,
             "records": self.records.stat().st_size,
@@ -105,7 +199,7 @@ class RunDirectory:
             "versions": versions(),
         }
         blob = encode(server, notes)
-        write_atomically(self._checkpoint(round, sha256(blob)), blob)
+        write_atomically(self.path / "checkpoints" / f"{round:06d}-{sha256(blob)}.safetensors", blob)
         self.previous = self.last[0]
         for old in self.checkpoints()[KEPT:]:
             old.unlink()
@@ -113,41 +207,37 @@ class RunDirectory:
             self.store.prune(before=self.previous)
         self.cost, self.last = time.monotonic() - began, (round, time.monotonic())
 
-    def _checkpoint(self, round: int, sha: str) -> Path:
-        return self.path / "checkpoints" / f"{round:06d}-{sha}.safetensors"
-
     def checkpoints(self) -> list[Path]:
-        """Newest first."""
+        """The checkpoints there are, newest first."""
         return sorted((self.path / "checkpoints").glob("*-*.safetensors"), reverse=True)
 
     def restore(self) -> tuple[tuple[int, Payload] | None, list[str]]:
-        """((next round, server state), what was wrong); None where there is no checkpoint to go on from."""
-        troubles: list[str] = []
+        """((next round, server state), notes for the user); None where there is no usable checkpoint."""
+        notes: list[str] = []
         for path in self.checkpoints():
             try:
-                start, written = self._take_up(path)
+                start, written = self._restore_from(path)
                 if changed := [f"{name} {was}" for name, was in written.items() if versions().get(name) != was]:
-                    troubles.append(f"it was begun with {', '.join(changed)}: its bits may come out otherwise")
-                return start, troubles
+                    notes.append(f"the run was started with {', '.join(changed)}: results may not be bit-identical")
+                return start, notes
             except (Damaged, OSError, ValueError) as error:
-                troubles.append(f"checkpoint {path.name[:6]} cannot be used: {error}")
+                notes.append(f"checkpoint {path.name[:6]} cannot be used: {error}")
                 self.store = Store(self.path / "clients")
-        self._cut(self.records, 0)
-        self._cut(self.index, 0)
-        return None, troubles
+        self._truncate(self.records, 0)
+        self._truncate(self.index, 0)
+        return None, notes
 
-    def _take_up(self, path: Path) -> tuple[tuple[int, Payload], dict[str, str]]:
-        """((next round, server state), versions it was written with); raises if anything is not as it was."""
+    def _restore_from(self, path: Path) -> tuple[tuple[int, Payload], dict[str, str]]:
+        """((next round, server state), versions it was written with); raises if anything is damaged."""
         blob = bytearray(path.read_bytes())
         if sha256(blob) != path.stem.partition("-")[2]:
             raise Damaged("its checksum does not match")
         server, notes = decode_with_notes(blob)
         if self.records.stat().st_size < notes["records"] or self.index.stat().st_size < notes["index"]:
-            raise Damaged("records.jsonl or clients.jsonl is shorter than it was")
-        listed = self.index.read_bytes()[: notes["index"]]
-        self.store.restore(Entry(**json.loads(line)) for line in listed.splitlines())
-        self._cut(self.records, notes["records"])
-        self._cut(self.index, notes["index"])
+            raise Damaged(f"{RECORDS} or {VERSIONS} is shorter than it was")
+        self.store.restore(_listed(self.index.read_bytes()[: notes["index"]]))
+        self._truncate(self.records, notes["records"])
+        self._truncate(self.index, notes["index"])
         for newer in self.checkpoints():
             if newer.name > path.name:
                 newer.unlink()
@@ -155,24 +245,24 @@ class RunDirectory:
         return (notes["round"] + 1, server), notes["versions"]
 
     @staticmethod
-    def _cut(path: Path, size: int) -> None:
+    def _truncate(path: Path, size: int) -> None:
         with path.open("ab") as file:
             file.truncate(size)
 
-    def read_records(self) -> Iterator[dict[str, Any]]:
-        with self.records.open() as file:
-            for line in file:
-                yield json.loads(line)
+    def read_records(self) -> list[Record]:
+        """The records so far, with late client figures where they belong."""
+        return _read_records(self.records)
 
-    def finish(self, server: Payload, model: Payload, result: dict[str, Any]) -> None:
-        write_atomically(self.path / "server.safetensors", encode(server))
-        write_atomically(self.path / "model.safetensors", encode(model))
-        write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    def finish(self, server: Payload, model: Payload, result: Result) -> None:
+        """Write what a finished run leaves."""
+        write_atomically(self.path / SERVER, encode(server))
+        write_atomically(self.path / MODEL, encode(model))
+        write_atomically(self.path / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result | None:
         """The closing figures, if the run got that far."""
-        path = self.path / "result.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        return _decode(self.path / RESULT, Result) if is_finished(self.path) else None
 
     def close(self) -> None:
+        """Let others write."""
         self.lock.release()

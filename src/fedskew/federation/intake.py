@@ -16,13 +16,16 @@ from fedskew.core.seeding import seeded
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.federation.protocol import QuorumLost, Reply
-from fedskew.federation.wire import Entry, layout_of, size_of
+from fedskew.federation.wire import Layout, layout_of, size_of
 
 
 class Intake:
-    """The border where replies become updates: checked, counted, handed on one at a time."""
+    """Replies of one round, checked and counted; iterate over it for the updates that count, one at a time.
 
-    def __init__(self, replies: Iterator[Reply], layout: tuple[Entry, ...], quorum: int) -> None:
+    `layout` is what an update must look like, `quorum` how many usable ones the round needs.
+    """
+
+    def __init__(self, replies: Iterator[Reply], layout: Layout, quorum: int) -> None:
         self.replies, self.layout, self.quorum = replies, layout, quorum
         self.accepted: list[int] = []
         self.lost: dict[int, str] = {}
@@ -32,25 +35,26 @@ class Intake:
         self.spent = False
         self.first = next(self._checked(), None)
         if self.first is None:
-            self._enough()
+            self._check_quorum()
 
     def __iter__(self) -> Iterator[Update]:
         if self.first is not None:
             yield self.first
             yield from self._checked()
-        self._enough()
+        self._check_quorum()
 
     def finish(self) -> None:
-        """A method need not read to the end; the replies it left are taken and dropped."""
+        """Read the replies that the method did not read, so that they are checked and counted too."""
         if not self.spent:
             for _ in self._checked():
                 pass
-            self._enough()
+            self._check_quorum()
 
     def means(self) -> dict[str, float]:
+        """Means over clients, by weight, of the numbers that updates report."""
         return {name: total / self.weight for name, total in self.sums.items()} if self.weight else {}
 
-    def _enough(self) -> None:
+    def _check_quorum(self) -> None:
         if len(self.accepted) < self.quorum:
             reasons = "; ".join(f"client {client} {why}" for client, why in list(self.lost.items())[:3])
             raise QuorumLost(
@@ -80,8 +84,8 @@ class Intake:
             yield reply.update
 
 
-def fault_of(update: Update, layout: tuple[Entry, ...]) -> str:
-    """Why an update cannot be used, or ''. Groups, names, types and shapes must be those of this method's client."""
+def fault_of(update: Update, layout: Layout) -> str:
+    """Why an update cannot be used, or ''. Groups, names, types and shapes must be those of the layout."""
     if not (update.weight > 0 and update.weight < float("inf")):
         return f"sent the weight {update.weight}"
     got = layout_of(update.payload)
@@ -93,7 +97,7 @@ def fault_of(update: Update, layout: tuple[Entry, ...]) -> str:
             return f"sent {extra[0]}, which is not part of the update"
         if wrong := sorted(name for name in wanted if wanted[name] != given[name]):
             name = wrong[0]
-            return f"sent {name} as {_shape(given[name])}, wanted {_shape(wanted[name])}"
+            return f"sent {name} as {_shape(given[name])}, expected {_shape(wanted[name])}"
     for group, tensors in update.payload.items():
         for name, t in tensors.items():
             if t.is_floating_point() and not _finite(t):
@@ -101,7 +105,7 @@ def fault_of(update: Update, layout: tuple[Entry, ...]) -> str:
     return ""
 
 
-def _by_name(layout: tuple[Entry, ...]) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _by_name(layout: Layout) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     return ((f"{group}/{name}", (kind, shape)) for group, name, kind, shape in layout)
 
 
@@ -110,12 +114,18 @@ def _shape(entry: tuple[str, tuple[int, ...]]) -> str:
 
 
 def _finite(t: Tensor) -> bool:
-    # the sum is finite unless a value is not, or it overflows: only then is every value looked at
+    # a finite sum means finite values; otherwise the sum may have overflowed, so every value is checked
     return math.isfinite(t.sum().item()) or bool(t.isfinite().all())
 
 
-def expected_layout(method: Method, site: Site, broadcast: Payload) -> tuple[Entry, ...]:
-    """What this method's client sends, learnt by one step on made-up samples, one of each class."""
+def expected_layout(method: Method, site: Site, broadcast: Payload) -> Layout:
+    """What a client of this method sends in this stage.
+
+    The method's own `layout`, or else what its client sends after one step on made-up samples, one of each class.
+    """
+    declared = method.layout(site, broadcast)
+    if declared is not None:
+        return layout_of(declared)
     rng = seeded(0)
     shape = (max(site.classes, 2), *site.data.x.shape[1:])
     if site.data.x.dtype == torch.uint8:

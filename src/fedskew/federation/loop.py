@@ -1,19 +1,21 @@
-"""The round loop, the only one there is: it drives any federation, wherever its clients are."""
+"""The round loop: it drives any federation, simulated or of real sites."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+
+import msgspec
 
 from fedskew.core.method import Method
 from fedskew.core.seeding import one_thread
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
-from fedskew.evaluation.scores import by_third, score_of
+from fedskew.evaluation.metrics import Metrics, ModelMetrics
+from fedskew.evaluation.scores import score_of
 from fedskew.federation.intake import Intake, expected_layout
 from fedskew.federation.protocol import Federation, Record, ServerSite
-from fedskew.federation.wire import Entry, size_of
+from fedskew.federation.wire import Layout, size_of
 
 
 def run(
@@ -27,12 +29,14 @@ def run(
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
 ) -> Iterator[Record]:
-    """Yield one record a round. Logging, checkpoints and early stopping belong to the caller.
+    """Yield one record a round. Checkpoints, logging and early stopping belong to the caller.
 
-    `start` is (next round, server state) of a run that is taken up again.
+    `site(round, stage)` is the server's site, `cohort(round)` the clients to ask, `quorum` how many usable updates
+    a round needs, `evaluate(round)` whether to evaluate after it. `start` is (next round, server state) of a run
+    that is resumed; None starts with `method.init_server`.
     """
     first, server = start if start is not None else (0, None)
-    layouts: dict[str, tuple[Entry, ...]] = {}
+    layouts: dict[str, Layout] = {}
     for round, stage in list(enumerate(method.stages(rounds)))[first:]:
         with one_thread():
             began = time.perf_counter()
@@ -47,10 +51,11 @@ def run(
             intake.finish()
             federation.commit(round, intake.accepted)
             done = time.perf_counter()
-            metrics = None
+            metrics: Metrics | None = None
             if evaluate(round):
                 metrics = federation.evaluate(round, method.broadcast(server))
-                metrics |= ensemble_figures(method, site(round, "evaluate"), server, metrics.get("groups", {}))
+                ensemble = ensemble_metrics(method, site(round, "evaluate"), server, metrics.groups)
+                metrics = msgspec.structs.replace(metrics, ensemble=ensemble)
             end = time.perf_counter()
         yield Record(
             round=round,
@@ -66,16 +71,14 @@ def run(
             seconds=end - began,
             training=intake.means(),
             metrics=metrics,
+            before=federation.late_metrics(),
             server=server,
         )
 
 
-def ensemble_figures(
+def ensemble_metrics(
     method: Method, site: Site, server: Payload, groups: Mapping[str, Sequence[int]]
-) -> dict[str, Any]:
-    """The figures of what the server could predict with beside its model, if there is such a thing."""
+) -> ModelMetrics | None:
+    """Metrics of what the server could predict with beside its model; None where there is no such thing."""
     logits = method.ensemble(site, server) if len(site.data) else None
-    if logits is None:
-        return {}
-    result = score_of(logits, site.data.labels, site.classes)
-    return {"ensemble": result.as_dict() | by_third(result, groups)}
+    return None if logits is None else score_of(logits, site.data.labels, site.classes).metrics(groups)

@@ -16,7 +16,7 @@ from fedskew.core.files import sha256
 Blob = bytes | bytearray
 
 
-class Entry(NamedTuple):
+class Version(NamedTuple):
     """One committed version of one client's state."""
 
     client: int
@@ -29,6 +29,11 @@ class Damaged(ValueError):
 
 
 class Store:
+    """States of clients by number, as bytes.
+
+    `folder` is where states go that do not fit into `memory` bytes; None keeps all of them in memory.
+    """
+
     def __init__(self, folder: Path | None = None, memory: int = 256 << 20) -> None:
         self.folder, self.memory = folder, memory
         self.cache: OrderedDict[tuple[int, int], Blob] = OrderedDict()  # (client, round); least recently used first
@@ -75,14 +80,14 @@ class Store:
             self._forget(key)
         self.staged.clear()
 
-    def flush(self, until: int) -> list[Entry]:
+    def flush(self, until: int) -> list[Version]:
         """Write what is not on disk yet; the versions of rounds up to `until` committed since the last flush."""
         due = [key for key in self.unlisted if key[1] <= until]
         for key in due:
             if key not in self.written:
                 self._write(key, self.cache[key])
         self.unlisted = [key for key in self.unlisted if key[1] > until]
-        return [Entry(*key, self.written[key]) for key in due]
+        return [Version(*key, self.written[key]) for key in due]
 
     def prune(self, before: int | None) -> None:
         """Remove versions that no checkpoint from round `before` on can need (None: all but the newest)."""
@@ -93,11 +98,11 @@ class Store:
                     self._forget((client, round))
                     rounds.remove(round)
 
-    def restore(self, entries: Iterable[Entry]) -> None:
+    def restore(self, versions: Iterable[Version]) -> None:
         """Take up what earlier flushes listed, oldest first; every current file is checked."""
-        for entry in entries:
-            self.rounds.setdefault(entry.client, []).append(entry.round)
-            self.written[entry.client, entry.round] = entry.sha256
+        for version in versions:
+            self.rounds.setdefault(version.client, []).append(version.round)
+            self.written[version.client, version.round] = version.sha256
         for client, rounds in self.rounds.items():
             key = (client, rounds[-1])
             if (sha := self.written[key]) and (

@@ -1,11 +1,11 @@
 """A payload as bytes and back, exactly, in the safetensors format with `group/name` keys. Nothing is pickled.
 
-The header's metadata lists groups and names in order, because order is part of a payload (sums over
-names are taken in it) and because an empty group has no tensor to speak for it.
+The header's metadata lists groups and names in order, because order is part of a payload (sums over names are taken
+in it) and because an empty group has no tensor to show for it.
 
-The format is written and read here rather than by the library because the simulator does it for every
-client: one copy in, none out, and a header that is made once per layout (a quarter of the library's
-time). The tests hold it against the library, both ways.
+The format is written and read here rather than by the library because the simulator does it for every client: one
+copy in, none out, and a header that is made once per layout, a quarter of the library's time. The tests compare it
+with the library in both directions (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,11 +34,12 @@ KINDS = {
     "BOOL": torch.bool,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}
-Entry = tuple[str, str, str, tuple[int, ...]]  # group, name, kind, shape
+TensorSpec = tuple[str, str, str, tuple[int, ...]]  # group, name, kind, shape
+Layout = tuple[TensorSpec, ...]  # of a payload, in order
 
 
-def layout_of(payload: Payload) -> tuple[Entry, ...]:
-    """Groups, names, types and shapes: what must agree for two payloads to be of one kind."""
+def layout_of(payload: Payload) -> Layout:
+    """Groups, names, types and shapes of a payload."""
     return tuple(
         (group, name, NAMES[t.dtype], tuple(t.shape))
         for group, tensors in payload.items()
@@ -48,7 +48,7 @@ def layout_of(payload: Payload) -> tuple[Entry, ...]:
 
 
 @lru_cache(maxsize=256)
-def _plan(layout: tuple[Entry, ...], groups: tuple[str, ...], notes: str) -> tuple[bytes, tuple[int, ...], int]:
+def _plan(layout: Layout, groups: tuple[str, ...], notes: str) -> tuple[bytes, tuple[int, ...], int]:
     """(header, offset of each entry after the header, bytes of data). Wide types first, so all stay aligned."""
     if bad := [group for group in groups if "/" in group]:
         raise ValueError(f"a group's name may not hold '/': {bad[0]}")
@@ -67,6 +67,7 @@ def _plan(layout: tuple[Entry, ...], groups: tuple[str, ...], notes: str) -> tup
 
 
 def size_in_bytes(payload: Payload, notes: Mapping[str, Any] | None = None) -> int:
+    """The length of `encode(payload, notes)`."""
     header, _, end = _plan(layout_of(payload), tuple(payload), json.dumps(notes or {}))
     return len(header) + end
 
@@ -82,14 +83,14 @@ def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] |
 
 
 def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearray:
-    """The payload as safetensors bytes; `notes` ride along in the header."""
+    """The payload as safetensors bytes, with `notes` in the header."""
     blob = bytearray(size_in_bytes(payload, notes))
     encode_into(memoryview(blob), payload, notes)
     return blob
 
 
 @lru_cache(maxsize=256)
-def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple[Entry, int], ...], str]:
+def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple[TensorSpec, int], ...], str]:
     """(groups in order, (entry, offset) in order, notes); every byte of data accounted for."""
     parsed = json.loads(header)
     about = parsed.pop("__metadata__")
@@ -113,13 +114,14 @@ def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple
 
 
 def decode(blob: bytes | bytearray | memoryview) -> Payload:
-    """The payload; its tensors look into `blob`, which must not change while they are used."""
+    """The payload in `blob`. Its tensors share the memory of `blob`, which must not change while they are used."""
     return decode_with_notes(blob)[0]
 
 
 def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, dict[str, Any]]:
+    """The payload and the notes in `blob`; ValueError with the reason where it holds none."""
     view = memoryview(blob)
-    if view.readonly:  # tensors are writable: they get bytes of their own
+    if view.readonly:  # tensors are writable, so they need a copy
         view = memoryview(bytearray(view))
     size = int.from_bytes(view[:8], "little")
     if not 0 < size <= len(view) - 8:
@@ -153,10 +155,5 @@ def digest(payload: Payload) -> str:
 
 
 def size_of(payload: Payload) -> dict[str, int]:
-    """Bytes of tensor data by group: what the ledger counts."""
+    """Bytes of tensor data by group."""
     return {group: sum(t.numel() * t.element_size() for t in tensors.values()) for group, tensors in payload.items()}
-
-
-def read(path: Path) -> tuple[Payload, dict[str, Any]]:
-    """A payload and its notes from a file."""
-    return decode_with_notes(bytearray(path.read_bytes()))

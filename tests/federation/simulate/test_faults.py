@@ -17,7 +17,7 @@ WORDS = {
     "straggle": "answered too late",
     "nan": "not finite",
     "inf": "not finite",
-    "shape": "wanted F32",
+    "shape": "expected F32",
     "raise": "failed: RuntimeError",
     "die": "its process died twice",
 }

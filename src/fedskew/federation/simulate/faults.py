@@ -1,10 +1,10 @@
-"""Faults on purpose: what real clients do, in simulation, so that it can be seen to be survived.
+"""Simulated faults: what real clients do wrong.
 
     drop       the client does not answer              nan, inf   its update holds such a value
     straggle   it answers too late to count            shape      its update has a wrong shape
     raise      its training fails with an error        die        its process is killed
 
-Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`. Drawn by (seed, client, round).
+Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`. A fault is drawn by (seed, client, round).
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Fault:
+    """One kind of fault: how often, at which client (None: any), in which round (None: any, from 0)."""
+
     kind: Kind
     rate: Annotated[float, Meta(ge=0, le=1)] = 1.0
     client: int | None = None  # None: any
@@ -40,6 +42,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
+    """Faults from their text form; "" is none."""
     faults = []
     for name, options in parse(text, "fault") if text else []:
         if name not in KINDS:

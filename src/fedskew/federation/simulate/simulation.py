@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from fedskew.core.tensors import Payload
-from fedskew.evaluation.scores import ClientScore, Score, per_client, summary, thirds
+from fedskew.evaluation.metrics import ClientRow, Metrics
+from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
 from fedskew.federation.protocol import Reply
 from fedskew.federation.simulate.faults import Fault, struck
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
@@ -18,11 +19,11 @@ from fedskew.federation.store import Blob, Store
 from fedskew.federation.world import World
 
 Engine = Literal["processes", "ray"]
-PATIENCE = 1.0  # seconds of work done here before worker processes are worth their start
+PATIENCE = 1.0  # seconds of client work in this process before worker processes are worth their start
 
 
-class Pool(Protocol):
-    """Those who do jobs: worker processes, or actors."""
+class WorkerPool(Protocol):
+    """Worker processes, or Ray actors, that do jobs."""
 
     world: World
     workers: list[Any]  # those that were started
@@ -35,10 +36,12 @@ class Pool(Protocol):
 
 
 class Simulation:
-    """A federation whose clients are simulated. Use it in a `with`, or `close` it.
+    """A federation whose clients are simulated. Use it in a `with` statement, or `close` it.
 
-    `workers`: processes; 1 works in this one; None takes all cores, but starts them only once the
-    work has shown that it lasts. With the engine `ray` they are actors, from the start.
+    `workers` are processes: 1 works in this one, None takes all cores but starts them only once the run has lasted
+    a second. With the engine `ray` they are actors, started at once. `store` holds the clients' states (None: in
+    memory), `faults` are simulated, `newcomers` are clients that never train, and `evaluated` are the clients whose
+    own test part is evaluated (None: all).
     """
 
     def __init__(
@@ -50,12 +53,12 @@ class Simulation:
         store: Store | None = None,
         faults: Sequence[Fault] = (),
         newcomers: Sequence[int] = (),
-        judged: Sequence[int] | None = None,
+        evaluated: Sequence[int] | None = None,
     ) -> None:
         self.world, self.store, self.faults = world, store or Store(), tuple(faults)
         self.population = world.population
         self.newcomers = frozenset(newcomers)
-        self.judged = range(self.population) if judged is None else judged
+        self.evaluated = range(self.population) if evaluated is None else evaluated
         self.scores: list[ClientScore] = []  # of the last evaluation, client by client
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
@@ -70,7 +73,7 @@ class Simulation:
                     self.pool.close()
                     raise
 
-    def _pool(self, workers: int | None, engine: Engine) -> Pool | None:
+    def _pool(self, workers: int | None, engine: Engine) -> WorkerPool | None:
         if engine == "ray":
             return Actors(self.world, workers)
         count = cores() if workers is None else workers
@@ -79,10 +82,10 @@ class Simulation:
         return Workers(self.world, count, patient=workers is not None)
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
-        self.store.discard()  # a round that was given up
+        self.store.discard()  # what an abandoned round left
         fault = {client: struck(self.faults, self.world.seed, client, round) for client in cohort}
         if cohort and all(kind == "drop" for kind in fault.values()):
-            fault[cohort[0]] = None  # at least one client is kept
+            fault[cohort[0]] = None  # at least one client always answers
         absent = {"drop": "dropped out", "straggle": "answered too late"}
         why = {c: "has no training data" if not self.sizes[c] else absent.get(fault[c] or "", "") for c in cohort}
         present = [c for c in cohort if not why[c]]
@@ -104,12 +107,12 @@ class Simulation:
     def commit(self, round: int, accepted: Sequence[int]) -> None:
         self.store.commit(accepted)
 
-    def evaluate(self, round: int, broadcast: Payload) -> dict[str, Any]:
+    def evaluate(self, round: int, broadcast: Payload) -> Metrics:
         pieces = self.world.chunks() if self.world.method.has_global else 0
         jobs = [Job("evaluate_global", round, "evaluate", piece, 1) for piece in range(pieces)]
         sizes = self.world.test.sizes()
-        judged = [c for c in self.judged if sizes[c]]
-        jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in judged]
+        tested = [c for c in self.evaluated if sizes[c]]
+        jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
         test: Score | None = None
         self.scores = []
         for job, result in zip(jobs, self._map(jobs, broadcast), strict=True):
@@ -119,11 +122,14 @@ class Simulation:
                 self.scores.append(result)
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
-        sampled = len(self.judged) < self.population
-        return summary(test, self.scores, self.newcomers, sampled, self.groups)
+        sampled = len(self.evaluated) < self.population
+        return summarise(test, self.scores, self.newcomers, sampled, self.groups)
 
-    def per_client(self) -> dict[str, dict[str, Any]]:
-        """The clients' own figures behind the last evaluation."""
+    def late_metrics(self) -> Metrics | None:
+        return None  # a simulated client is evaluated at once
+
+    def per_client(self) -> dict[str, ClientRow]:
+        """Each client's own figures in the last evaluation."""
         return per_client(self.scores)
 
     def _map(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
