@@ -10,7 +10,7 @@ import torch
 from torch import tensor
 from torch.testing import assert_close
 
-from fedskew.core.method import Update, mean, model_of
+from fedskew.core.method import Update, mean_of, model_of
 from fedskew.core.seeding import seeded
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.wire import digest
@@ -32,7 +32,7 @@ PAIR = [sent_w(1.0, 1.0), sent_w(3.0, 3.0)]
 
 def test_the_gaussian_has_the_clients_mean_and_variance() -> None:
     """w (1, 3), p (1/4, 3/4): mu 2.5, var .75; at eps = 1 the draw is 3.366025."""
-    mu = mean(PAIR)["parameters"]
+    mu = mean_of(PAIR)["parameters"]
     var = variance(PAIR, mu)
     assert (float(mu["w"]), float(var["w"])) == pytest.approx((2.5, 0.75))
     eps = float(torch.randn(1, generator=seeded(5), dtype=torch.float64))
@@ -67,9 +67,9 @@ def test_the_ensemble_is_mu_the_clients_and_the_draws(monkeypatch: pytest.Monkey
     seen: list[Payload] = []
     monkeypatch.setattr(fedbe, "view", lambda site, model: seen.append(model) or view(site, model))
     after(FEW)
-    assert same(seen[0], mean(sent))
+    assert same(seen[0], mean_of(sent))
     assert all(same(a, model_of(u.payload)) for a, u in zip(seen[1:4], sent, strict=True))
-    mu = mean(sent)["parameters"]
+    mu = mean_of(sent)["parameters"]
     var, rng = variance(sent, mu), server_site().rng
     for model in seen[4:]:
         assert_close(dict(model["parameters"]), dict(gaussian(mu, var, 0.1, rng)))
@@ -79,7 +79,7 @@ def test_the_ensemble_is_mu_the_clients_and_the_draws(monkeypatch: pytest.Monkey
 def test_what_is_sent_is_the_mean_of_the_last_students() -> None:
     """Three epochs, the last two averaged."""
     _, _, sent = arrived()
-    site, student = server_site(), mean(sent)
+    site, student = server_site(), mean_of(sent)
     none = replace(FEW, M=0)
     teacher = sharpened([view(site, m).logits for m in (student, *(model_of(u.payload) for u in sent))], 0.5)
     training = on_server(site, lr=0.05, epochs=1, momentum=0.9, weight_decay=1e-5, batch_size=16)
@@ -87,9 +87,9 @@ def test_what_is_sent_is_the_mean_of_the_last_students() -> None:
     for _ in range(3):
         student = taught(site, student, teacher, lesson, training)
         students.append(student)
-    assert same(model_of(after(none)), mean(Update(m, 1.0) for m in students[1:]))
+    assert same(model_of(after(none)), mean_of(Update(m, 1.0) for m in students[1:]))
     assert same(model_of(after(replace(none, swa=1))), students[-1])
-    assert same(model_of(after(replace(none, swa=9))), mean(Update(m, 1.0) for m in students))
+    assert same(model_of(after(replace(none, swa=9))), mean_of(Update(m, 1.0) for m in students))
 
 
 ON: dict[str, Any] = {

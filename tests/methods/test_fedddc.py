@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import Method, Update, mean, model_of
+from fedskew.core.method import Method, Update, mean_of, model_of
 from fedskew.core.net import outputs
 from fedskew.core.seeding import one_thread
 from fedskew.core.settings import build as settle
@@ -172,16 +172,16 @@ def test_w_cr_is_fedavg_s_model_after_adam_on_d0() -> None:
     world, site = arrived()[0], server_site()
     made = after(replace(FEW, **ROWS["i"]))
     again = server_site()
-    again.load(mean(sent))
+    again.load(mean_of(sent))
     batches: list[tuple[Tensor, Tensor]] = []
 
     def noted(net: Any, x: Tensor, y: Tensor) -> Tensor:
         batches.append((x.clone(), y))
         return cross_entropy(net(x), y)
 
-    trained(again, mean(sent), noted, on_server(again, optimiser="adam", lr=0.002, batch_size=8), 3)
+    trained(again, mean_of(sent), noted, on_server(again, optimiser="adam", lr=0.002, batch_size=8), 3)
     net = world.make_net()
-    net.load_state_dict(mean(sent)["parameters"])
+    net.load_state_dict(mean_of(sent)["parameters"])
     adam = torch.optim.Adam(net.parameters(), lr=0.002, weight_decay=2e-4)
     for x, y in batches:
         adam.zero_grad()
@@ -194,7 +194,7 @@ def test_w_cr_is_fedavg_s_model_after_adam_on_d0() -> None:
 
 def test_the_head_alone_can_be_rebalanced() -> None:
     _, _, sent = arrived()
-    w_g = mean(sent)["parameters"]
+    w_g = mean_of(sent)["parameters"]
     for scope, moved in (("head", {"head.weight", "head.bias"}), ("all", set(w_g))):
         made = after(replace(FEW, **ROWS["i"], crb_scope=scope))["parameters"]
         assert {name for name in w_g if not torch.equal(made[name], w_g[name])} == moved
@@ -380,7 +380,7 @@ def test_every_sample_learns_from_its_own_row_of_the_teacher() -> None:
 def test_the_student_starts_at_fedavg_s_model_and_takes_j_steps_of_the_lesson() -> None:
     """With SGD's place taken by Adam at lr r, the first step moves no parameter by more than r."""
     _, _, sent = arrived()
-    w_g = mean(sent)["parameters"]
+    w_g = mean_of(sent)["parameters"]
     one = after(replace(FEW, J=1, weight_decay=0.0))["parameters"]
     apart = torch.cat([(one[n] - w_g[n]).abs().flatten() for n in w_g])
     assert 0.0019 < float(apart.max()) <= 0.002 * 1.001
@@ -395,7 +395,7 @@ def servers() -> dict[str, Payload]:
 
 
 def test_without_switches_and_without_steps_it_is_fedavg(servers: dict[str, Payload]) -> None:
-    wanted = digest(mean(arrived()[2]))
+    wanted = digest(mean_of(arrived()[2]))
     for server in (servers["a"], servers["b"], servers["c"], servers["d"], after(replace(FEW, J=0))):
         assert digest(model_of(server)) == wanted
     for row in "efghi":
@@ -414,7 +414,7 @@ def test_the_teacher_without_calibration_is_the_sum_of_what_dfl_makes() -> None:
 
 
 def test_what_dfl_does_not_make_is_fedavg_s_model() -> None:
-    w_g = mean(arrived()[2])
+    w_g = mean_of(arrived()[2])
     both = restored(TEAM, after(replace(FEW, led=False)))
     for dfl, own in (("none", set()), ("tlcr", {0}), ("crb", {1})):
         team = restored(TEAM, after(replace(FEW, led=False, dfl=dfl)))
@@ -425,7 +425,7 @@ def test_what_dfl_does_not_make_is_fedavg_s_model() -> None:
 def test_lambda_1_is_fine_tuning_on_d0_whatever_the_teacher() -> None:
     site = server_site()
     training = on_server(site, optimiser="adam", lr=0.002, weight_decay=2e-4, batch_size=16)
-    wanted = trained(site, mean(arrived()[2]), site.loss, training, 2)
+    wanted = trained(site, mean_of(arrived()[2]), site.loss, training, 2)
     for settings in ({}, {"dfl": "none", "ec": False}, {"kd": "traditional"}, {"dfl": "tlcr", "tlcr": "signed"}):
         assert same(model_of(after(replace(FEW, lam=1.0, **settings))), wanted)
     assert not same(model_of(after(FEW)), wanted)

@@ -11,7 +11,7 @@ from torch import tensor
 from torch.nn.functional import kl_div
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.federation.wire import digest
 from fedskew.methods._shared.distillation import view
 from fedskew.methods.feddf import FedDF, averaged, lesson
@@ -40,7 +40,7 @@ def test_the_student_is_fedavg_s_model_after_adam_on_the_clients_mean() -> None:
         teacher = torch.stack([view(site, model_of(u.payload)).logits for u in sent]).mean(0).softmax(1)
         x, _ = site.data.take(torch.arange(40))
         net = world.make_net()
-        net.load_state_dict(mean(sent)["parameters"])
+        net.load_state_dict(mean_of(sent)["parameters"])
         adam = torch.optim.Adam(net.parameters(), lr=0.01)
         for _ in range(3):
             adam.zero_grad()

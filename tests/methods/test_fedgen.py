@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from fedskew.core.fit import Fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.seeding import one_thread
 from fedskew.core.settings import UsageError
 from fedskew.core.settings import build as settle
@@ -170,7 +170,7 @@ def test_the_global_model_is_the_plain_mean_and_the_first_round_fedavg_s() -> No
     start = received(world)
     updates = [work(world, c, 0, start, {}).update for c in range(5)]
     server = world.method.aggregate(world.server_site(0, "train"), start, iter(updates))
-    assert same(model_of(server), mean(updates))
+    assert same(model_of(server), mean_of(updates))
     ours, _ = rounds(normed(SMALL), 2)
     plain, _ = rounds(normed(FedAvg()), 2)
     assert same(model_of(ours[0].server), plain[0].server)

@@ -11,7 +11,7 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.federation.wire import digest
 from fedskew.methods import fedic
@@ -59,7 +59,7 @@ def test_the_lesson_on_numbers() -> None:
 def test_a_round_is_rebalancing_then_calibration_then_distillation() -> None:
     """Its parts one after the other, with the same generator."""
     _, server, sent = arrived()
-    site, w_g = server_site(), mean(sent)
+    site, w_g = server_site(), mean_of(sent)
     views = [view(site, model_of(u.payload)) for u in sent]
     adam: dict[str, Any] = {"optimiser": "adam", "lr": 0.001, "weight_decay": 2e-4}
     w_cr = trained(site, w_g, site.loss, on_server(site, batch_size=8, **adam), 3)

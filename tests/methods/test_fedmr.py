@@ -16,7 +16,7 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedskew.core.method import Update, mean, model_of
+from fedskew.core.method import Update, mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
 from fedskew.data.split.chain import make_partition
@@ -306,7 +306,7 @@ def test_averaging_heads_of_disjoint_classes_turns_a_direction_by_45_degrees() -
     s = math.sqrt(3) / 2
     heads = [[[0.5, -s], [-0.5, s], [0, 0]], [[0.5, s], [0, 0], [-0.5, -s]], [[0, 0], [0, 1.0], [0, -1.0]]]
     updates = [Update({"parameters": Tensors({"head.weight": tensor(h, dtype=torch.float64)})}, 1.0) for h in heads]
-    averaged = mean(updates)["parameters"]["head.weight"][1]
+    averaged = mean_of(updates)["parameters"]["head.weight"][1]
     best = tensor([-s, 0.5], dtype=torch.float64)
     angle = torch.acos(averaged @ best / averaged.norm() / best.norm()).rad2deg()
     assert value(angle) == pytest.approx(45.0, abs=1e-9)

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.testing import assert_close
 
 from fedskew.core.losses import alignment, supervised_contrast
-from fedskew.core.method import Method, Update, mean, model_of
+from fedskew.core.method import Method, Update, mean_of, model_of
 from fedskew.core.net import Net
 from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.settings import UsageError
@@ -238,7 +238,7 @@ def test_training_the_generator_leaves_the_global_model_as_it_was_averaged(gen: 
     """Bit for bit, batch-norm statistics too. G and P' move."""
     world = normed(few(gen=gen, iterations=5))
     server, updates = aggregated(world)
-    assert same(model_of(server), mean(updates))
+    assert same(model_of(server), mean_of(updates))
     assert server["buffers"]
     still = small(few(gen=gen, iterations=0))
     untrained, _ = aggregated(replace(still, make_net=world.make_net))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Update, mean_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 
@@ -22,4 +22,4 @@ class FedAvg(Method):
     weighting: Literal["samples", "uniform"] = "samples"  # the original's
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, uniform=self.weighting == "uniform"))
+        return server | overlay(server, mean_of(updates, uniform=self.weighting == "uniform"))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Update, mean_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive, Share
@@ -33,7 +33,7 @@ class FedAvgM(Method):
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         if self.beta == 0 and self.server_lr == 1:  # x - (x - y) is y only up to rounding
             return super().aggregate(site, server, updates)
-        x, fresh = server["parameters"], mean(updates)
+        x, fresh = server["parameters"], mean_of(updates)
         D = x - fresh["parameters"]
         v = server["velocity"] * self.beta + D * (1 - self.beta if self.variant == "dampened" else 1)
         step = D + v * self.beta if self.variant == "nesterov" else v

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.method import Method, Update, mean_of, model_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors, weighted_mean
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Share
@@ -73,7 +73,7 @@ class FedBE(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         sent = list(updates)  # every model is needed at once
-        server = server | overlay(server, mean(sent))
+        server = server | overlay(server, mean_of(sent))
         if not self.epochs:
             return server
         student = model_of(server)
@@ -85,7 +85,7 @@ class FedBE(Method):
         for _ in range(self.epochs):
             student = taught(site, student, teacher, lesson, training)
             last = [*last, student][-self.swa :]
-        return server | mean(Update(model, 1.0) for model in last)
+        return server | mean_of(Update(model, 1.0) for model in last)
 
     def draws(self, site: Site, average: Payload, sent: Sequence[Update]) -> Iterable[Payload]:
         """M models of the posterior, one at a time."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Update, mean_of, overlay
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive
@@ -54,7 +54,7 @@ class FedDC(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         S = Counted(updates)
-        fresh = mean(S, groups=(*MODEL, "gradient"), uniform=True)
+        fresh = mean_of(S, groups=(*MODEL, "gradient"), uniform=True)
         share = S.count / site.population
         g = server["gradient"] + fresh.pop("gradient") * share
         h = server["drift"] + (fresh["parameters"] - server["parameters"]) * share

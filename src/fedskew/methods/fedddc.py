@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.method import Method, Update, mean_of, model_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
@@ -133,7 +133,7 @@ class FedDDC(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         sent = list(updates)  # every model is needed at once
-        server = server | overlay(server, mean(sent))
+        server = server | overlay(server, mean_of(sent))
         w_g, teacher = model_of(server), None
         if self.teaches:
             clients = [model_of(update.payload) for update in sent]
@@ -154,7 +154,7 @@ class FedDDC(Method):
         """w_tl."""
         U, L = target_loss(torch.stack([v.logits for v in views]), site.data.labels, self.tlcr)
         Q = confidence(U, L, self.tlcr, self.tlcr_temp).tolist()
-        return mean(replace(update, weight=q) for update, q in zip(sent, Q, strict=True))
+        return mean_of(replace(update, weight=q) for update, q in zip(sent, Q, strict=True))
 
     def rebalanced(self, site: Site, w_g: Payload) -> Payload:
         """w_cr."""

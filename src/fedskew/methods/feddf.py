@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.method import Method, Update, mean_of, model_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Count, Natural, Positive
@@ -41,7 +41,7 @@ class FedDF(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         sent = list(updates)  # every model is needed at once
-        server = server | overlay(server, mean(sent))
+        server = server | overlay(server, mean_of(sent))
         if not self.steps:
             return server
         logits = torch.stack([view(site, model_of(update.payload)).logits for update in sent])

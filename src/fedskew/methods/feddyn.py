@@ -13,7 +13,7 @@ Buffers (batch-norm statistics) have no gradient, hence no correction: plain mea
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Update, mean_of, overlay
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive
@@ -39,7 +39,7 @@ class FedDyn(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         S = Counted(updates)
-        fresh = mean(S, uniform=True)
+        fresh = mean_of(S, uniform=True)
         moved = fresh["parameters"] - server["parameters"]
         h = server["h"] - moved * (self.alpha * S.count / site.population)
         fresh["parameters"] = fresh["parameters"] - h / self.alpha

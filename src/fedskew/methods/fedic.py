@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.method import Method, Update, mean_of, model_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, NotNegative, Positive
@@ -73,7 +73,7 @@ class FEDIC(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         sent = list(updates)  # every model is needed at once
-        server = server | overlay(server, mean(sent))
+        server = server | overlay(server, mean_of(sent))
         if not self.distil_steps:
             return server
         w_g, y = model_of(server), site.data.labels

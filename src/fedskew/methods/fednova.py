@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Update, mean_of, overlay
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import NotNegative
@@ -48,7 +48,7 @@ class FedNova(Method):
             a = float(update.payload["steps"]["a"]) or 1.0  # no step, no movement
             return update.plus(parameters=(x - update.payload["parameters"]) / a)
 
-        fresh = mean(map(normalised, updates), groups=(*MODEL, "steps"))
+        fresh = mean_of(map(normalised, updates), groups=(*MODEL, "steps"))
         tau_eff = float(fresh.pop("steps")["tau"])
         fresh["parameters"] = x - fresh["parameters"] * tau_eff
         return server | overlay(server, fresh)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedskew.core.fit import fit
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Update, mean_of, overlay
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Natural
@@ -41,7 +41,7 @@ class FedRep(Method):
         return Update(site.shares(kept_back), float(len(site.data)), metrics)
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, uniform=self.weighting == "uniform"))
+        return server | overlay(server, mean_of(updates, uniform=self.weighting == "uniform"))
 
     def personalise(self, site: Site, broadcast: Payload, state: Payload) -> Payload:
         model = super().personalise(site, broadcast, state)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Update, mean_of, overlay
 from fedskew.core.net import Net
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Mean, Payload, Tensors
@@ -61,7 +61,7 @@ class SCAFFOLD(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         x, S = server["parameters"], Counted(updates)
-        fresh = mean(S, groups=(*MODEL, "control"), uniform=self.weighting == "uniform")
+        fresh = mean_of(S, groups=(*MODEL, "control"), uniform=self.weighting == "uniform")
         c = server["control"] + fresh.pop("control") * (S.count / site.population)
         if self.server_lr != 1:  # x + (y - x) is y only up to rounding
             fresh["parameters"] = x + (fresh["parameters"] - x) * self.server_lr

@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate, linear
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import alignment
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Update, mean_of, overlay
 from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
@@ -112,4 +112,4 @@ class VHL(Method):
         return self.report(site, {"loss": done.loss}).plus(**{EXTRA: head.extra()}), state | site.keeps()
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, groups=(*MODEL, EXTRA)))
+        return server | overlay(server, mean_of(updates, groups=(*MODEL, EXTRA)))

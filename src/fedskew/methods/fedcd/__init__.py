@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Update, mean_of, overlay
 from fedskew.core.net import Net
 from fedskew.core.settings import UsageError
 from fedskew.core.site import Loss, Site, copied
@@ -206,7 +206,7 @@ class FedCD(Method):
                     sent.append((unfold(update.payload), update.payload[GROUP]["count"], update.weight))
                 yield update
 
-        fresh = mean(noted(), groups=(*MODEL, FINE))
+        fresh = mean_of(noted(), groups=(*MODEL, FINE))
         g = pool.value() | {"count": pool.count.float(), "known": server[GROUP]["known"] | (pool.count > 0)}
         if sent:
             fresh |= overlay(fresh, fold(self.combine(sent, g)))
