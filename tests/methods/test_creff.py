@@ -19,9 +19,9 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
+from fedskew.methods._shared.heads import as_trained
 from fedskew.methods.creff import FEATURES, GRADIENTS, TRAINED, CReFF, federated, gradients, head_of, mismatch
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.taunorm import as_trained
 from methods.test_fedddc import alone, small  # noqa: F401
 from methods.test_taunorm import two_layers
 from toys import digits, rounds, same

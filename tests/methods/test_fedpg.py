@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.testing import assert_close
 
 from fedskew.core.losses import alignment, supervised_contrast
-from fedskew.core.method import Method, Update, mean, model_of
+from fedskew.core.method import Method, Update, mean_of, model_of
 from fedskew.core.net import Net
 from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.settings import UsageError
@@ -28,15 +28,15 @@ from fedskew.methods._shared.generators import (
     GENERATOR,
     KINDS,
     Generator,
-    endless,
+    endless_batches,
+    generator_from,
     nearest_is_own,
-    rebuilt,
     virtual_labels,
     virtual_set,
 )
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedpg import VIRTUAL, FedPG, some_of_each, towards
+from fedskew.methods.fedpg import VIRTUAL, FedPG, contrast_to_virtual, some_of_each
 from methods.test_fedcrc import normed, received, work
 from toys import digits, rounds, same
 
@@ -238,7 +238,7 @@ def test_training_the_generator_leaves_the_global_model_as_it_was_averaged(gen: 
     """Bit for bit, batch-norm statistics too. G and P' move."""
     world = normed(few(gen=gen, iterations=5))
     server, updates = aggregated(world)
-    assert same(model_of(server), mean(updates))
+    assert same(model_of(server), mean_of(updates))
     assert server["buffers"]
     still = small(few(gen=gen, iterations=0))
     untrained, _ = aggregated(replace(still, make_net=world.make_net))
@@ -270,7 +270,7 @@ def test_the_virtual_set_is_balanced_within_one_and_made_by_the_generator_it_kee
     assert images.abs().max() <= 1
     values = Tensors(server[GENERATOR])
     seed = int(values.pop("seed"))
-    made = virtual_set(rebuilt(partial(KINDS[gen], (1, 8, 8), 10), values), 3, seed)
+    made = virtual_set(generator_from(partial(KINDS[gen], (1, 8, 8), 10), values), 3, seed)
     assert torch.equal(images, made)
 
 
@@ -354,15 +354,15 @@ def test_virtual_features_are_moved_by_their_own_contrast_alone() -> None:
 def test_equation_11_on_numbers() -> None:
     """tau 2: log(1 + e^-.4) = .513015, log(1 + e^.08) = .733947; positives left out as printed: -.4 and .08."""
     for row, expected in ((0, 0.513015), (1, 0.733947)):
-        value = towards(REAL[row : row + 1], BOTH[row : row + 1], VIRTUALS, BOTH, 2.0)
+        value = contrast_to_virtual(REAL[row : row + 1], BOTH[row : row + 1], VIRTUALS, BOTH, 2.0)
         assert value.item() == pytest.approx(expected, abs=1e-6)
-    both = towards(5 * REAL, BOTH, VIRTUALS, BOTH, 2.0)
+    both = contrast_to_virtual(5 * REAL, BOTH, VIRTUALS, BOTH, 2.0)
     assert both.item() == pytest.approx((0.513015 + 0.733947) / 2, abs=1e-6)
 
 
 def test_in_equation_11_a_sample_without_positives_adds_nothing() -> None:
     z = REAL.clone().requires_grad_()
-    value = towards(z, tensor([0, 2]), VIRTUALS, BOTH, 2.0)
+    value = contrast_to_virtual(z, tensor([0, 2]), VIRTUALS, BOTH, 2.0)
     (grad,) = torch.autograd.grad(value, z)
     assert value.item() == pytest.approx(0.513015 / 2, abs=1e-6)
     assert grad[0].any()
@@ -385,9 +385,9 @@ def test_the_client_s_loss_is_equation_13(changes: dict[str, Any]) -> None:
     images = broadcast[VIRTUAL]["images"]
     if method.pixels:
         images = ((images + 1) / 2 - world.mean[0]) / world.std[0]
-    x_v, y_v = next(endless(images, virtual_labels(10, 3), 8, world.site(1, 1, "train").rng))
+    x_v, y_v = next(endless_batches(images, virtual_labels(10, 3), 8, world.site(1, 1, "train").rng))
     z, z_v, head = site.net.body(x), site.net.body(x_v), site.net.head
-    align = alignment if method.fa == "supcon" else towards
+    align = alignment if method.fa == "supcon" else contrast_to_virtual
     wanted = cross_entropy(head(z), y) + method.lambda_v * cross_entropy(head(z_v), y_v)
     assert_close(loss, wanted + method.lambda_c * align(z, y, z_v, y_v, 0.07))
 

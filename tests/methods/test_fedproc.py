@@ -10,7 +10,7 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
@@ -103,7 +103,7 @@ def test_prototypes_are_class_means_under_each_trained_model_pooled_by_samples()
     records, _ = rounds(world, 1)
     assert_close(records[0].server[GROUP]["mean"], total / count[:, None], rtol=1e-4, atol=1e-5)
     assert torch.equal(records[0].server[GROUP]["count"], count)
-    assert same(model_of(records[0].server), mean(updates))
+    assert same(model_of(records[0].server), mean_of(updates))
 
 
 def test_a_class_nobody_sends_keeps_its_prototype_and_one_never_sent_is_zero() -> None:

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from fedskew.core.fit import fit
 from fedskew.core.method import model_of
-from fedskew.methods._shared.distillation import last_linear
-from fedskew.methods.ratioloss import RATIO, RatioLoss, ratios, weighted
+from fedskew.methods._shared.heads import last_linear
+from fedskew.methods.ratioloss import RATIO, RatioLoss, ratios, weighted_cross_entropy
 from methods.test_fedddc import alone, arrived, server_site, small  # noqa: F401
 from toys import rounds, same
 
@@ -47,8 +47,8 @@ def test_the_loss_on_numbers() -> None:
     """R = 5: weight 1.5, and -1.5 log .7 = .535012; the mean is over samples, not over weights."""
     x = tensor([[0.7, 0.3]]).log()
     weight = tensor([1.5, 1.0])
-    assert float(weighted(weight, lambda x: x, x, tensor([0]))) == pytest.approx(0.5350124159)
-    both = weighted(weight, lambda x: x, x.repeat(2, 1), tensor([0, 1]))
+    assert float(weighted_cross_entropy(weight, lambda x: x, x, tensor([0]))) == pytest.approx(0.5350124159)
+    both = weighted_cross_entropy(weight, lambda x: x, x.repeat(2, 1), tensor([0, 1]))
     assert float(both) == pytest.approx((0.5350124159 - math.log(0.3)) / 2)
 
 

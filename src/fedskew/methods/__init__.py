@@ -1,4 +1,4 @@
-"""One file per method; this is the list of them."""
+"""Federated methods, one file each. REGISTRY lists them by the name used in settings."""
 
 from fedskew.core.method import Method
 from fedskew.methods.ccvr import CCVR

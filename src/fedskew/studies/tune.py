@@ -16,12 +16,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from fedskew.core.files import write_atomically
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, library, parse, unknown
-from fedskew.core.training import NotNegative, Positive
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import QuorumLost
@@ -30,42 +29,18 @@ from fedskew.studies.compare import slug
 Range = tuple[float, float]
 Goal = Literal["global", "personal"]
 VALIDATION = 0.2  # of each client's samples, where the experiment keeps none
-REACH = 10.0  # a range without an entry below: the default divided and multiplied by this
-
-# where published grids lie; a method without an entry has its positive weights searched around their defaults
-SPACES: dict[str, dict[str, Range]] = {
-    "fedavgm": {"server_lr": (0.1, 3.0)},
-    "fedprox": {"mu": (0.001, 1.0)},
-    "scaffold": {"server_lr": (0.1, 2.0)},
-    "fednova": {},
-    "feddyn": {"alpha": (0.001, 0.3)},
-    "feddc": {"alpha": (0.001, 0.3)},
-    "moon": {"mu": (0.1, 10.0)},
-    "fedntd": {"beta": (0.1, 3.0), "tau": (0.5, 5.0)},
-    "fedfocal": {"gamma": (0.5, 5.0)},
-    "ditto": {"lam": (0.01, 2.0)},
-    "fedcd": {"lam": (0.01, 1.0), "gamma": (0.01, 1.0)},
-    "fedmr": {"mu1": (0.01, 1.0), "mu2": (0.01, 1.0)},
-    "fedpg": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
-    "vhl": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
-    "fedddc": {"lr": (2e-4, 0.02)},
-    "fedic": {"lr": (1e-4, 0.01)},
-    "feddf": {"lr": (1e-4, 0.01)},
-    "fedbe": {"lr": (1e-4, 0.01)},
-    "creff": {"lr": (1e-3, 0.1)},
-    "fedgen": {"alpha": (1.0, 30.0), "beta": (1.0, 30.0)},
-    "ccvr": {},
-}
+REACH = 10.0  # the learning rate is searched from the experiment's divided by this to it times this
 
 
 def space(text: str, lr: float, given: Mapping[str, Range]) -> dict[str, Range]:
-    """What is searched for one method, by name: `lr`, and `method.<field>` unless the text sets it.
+    """The ranges searched for one method: `lr`, and `method.<field>` for the fields that declare a range.
 
-    `given` are the user's ranges, by `lr` or `<method>.<field>`.
+    A field that `text` sets, as in "fedprox:mu=0.5", is not searched. `given` are the user's ranges, by `lr` or
+    `<method>.<field>`; they may name any field.
     """
     name, fixed = parse(text, "method")[0]
     kind = type(method_of(text))
-    fields = SPACES.get(name, around_defaults(kind))
+    fields = declared_ranges(kind)
     own = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
     known = {f.name for f in dataclasses.fields(kind)}
     for key in own:
@@ -75,10 +50,10 @@ def space(text: str, lr: float, given: Mapping[str, Range]) -> dict[str, Range]:
     return {"lr": given.get("lr", (lr / REACH, lr * REACH))} | ranges
 
 
-def around_defaults(kind: type[Method]) -> dict[str, Range]:
-    hints = get_type_hints(kind, include_extras=True)
-    weights = [f for f in dataclasses.fields(kind) if hints[f.name] in (Positive, NotNegative)]
-    return {f.name: (f.default / REACH, f.default * REACH) for f in weights if f.default}  # type: ignore[operator]
+def declared_ranges(kind: type[Method]) -> dict[str, Range]:
+    """The ranges that a method's fields declare with `setting(..., search=(low, high))`."""
+    ranges = {f.name: f.metadata.get("search") for f in dataclasses.fields(kind)}
+    return {name: span for name, span in ranges.items() if span}
 
 
 def read_range(text: str) -> tuple[str, Range]:

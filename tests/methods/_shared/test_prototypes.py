@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Tensors
-from fedskew.methods._shared.prototypes import GROUP, Pool, class_means, no_prototypes, prototypes_of
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means, no_prototypes, prototypes_of
 from fedskew.methods.fedavg import FedAvg
 from toys import digits
 
@@ -24,7 +24,7 @@ def prototypes(mean: list[list[float]], count: list[float]) -> Tensors:
 
 def pooled(*sent: Tensors, old: Tensors | None = None, uniform: bool = False) -> Tensors:
     nothing = Tensors({name: torch.zeros_like(t) for name, t in sent[0].items()}) if sent else None
-    pool = Pool(old or nothing or prototypes([[0, 0]], [0]), uniform=uniform)
+    pool = PrototypeMean(old or nothing or prototypes([[0, 0]], [0]), uniform=uniform)
     for own in sent:
         pool.add(own)
     return pool.value()
@@ -115,7 +115,7 @@ def test_a_watched_stream_passes_unchanged_one_update_at_a_time() -> None:
             made.append(Update({GROUP: prototypes([[value]], [1])}, 1.0))
             yield made[-1]
 
-    pool = Pool(prototypes([[0]], [0]))
+    pool = PrototypeMean(prototypes([[0]], [0]))
     for seen, update in enumerate(pool.watch(stream()), start=1):
         assert len(made) == seen
         assert update is made[-1]
