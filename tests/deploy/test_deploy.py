@@ -34,7 +34,7 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.central import Central
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.scaffold import SCAFFOLD
-from methods.test_laws import SMALL
+from helpers.settings import SMALL
 from sites import NAMES, few_digits, nodes_in, served
 
 SPLIT = "dirichlet:alpha=0.5,clients=3"

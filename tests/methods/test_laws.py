@@ -19,19 +19,9 @@ from fedskew.federation.wire import decode, digest, encode, layout_of
 from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
+from helpers.settings import SMALL
 from toys import digits, rounds, same
 
-# settings under which a method is to be tried: small enough for a test, its own terms on
-SMALL: dict[str, dict[str, object]] = {
-    "fedpg": {"iterations": 3, "n_v": 3, "virtual_batch": 8, "generator_batch": 16},
-    "fedgen": {"iterations": 3},
-    "ccvr": {"each": 10, "epochs": 1},
-    "fedddc": {"I": 3, "J": 3},
-    "fedic": {"steps": 3, "distil_steps": 3},
-    "feddf": {"steps": 3},
-    "fedbe": {"M": 2, "epochs": 2},
-    "creff": {"per_class": 5, "match": 3, "epochs": 2},
-}
 # settings under which a method's own terms are off: its global model must be FedAvg's, bit for bit
 OFF: dict[str, dict[str, object]] = {
     "fedavg": {},
