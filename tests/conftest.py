@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: sites use one thread, and tests run side by side
+# Before torch is imported, here and in the processes that tests start: sites use one thread, tests run side by side.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from fedskew.cli.main import main
 

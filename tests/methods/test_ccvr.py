@@ -21,7 +21,7 @@ from fedskew.core.training import Training
 from fedskew.methods import ccvr
 from fedskew.methods.ccvr import CALIBRATE, CCVR, MOMENTS, class_moments, pool_moments, sample_features
 from fedskew.methods.fedavg import FedAvg
-from methods.test_fedcrc import normed
+from helpers.nets import normed
 from toys import digits, rounds, same
 
 SMALL = CCVR(each=20, epochs=1)

@@ -22,8 +22,8 @@ from fedskew.federation.wire import digest
 from fedskew.methods._shared.heads import as_trained
 from fedskew.methods.creff import FEATURES, GRADIENTS, TRAINED, CReFF, federated, gradients, head_of, mismatch
 from fedskew.methods.fedavg import FedAvg
-from methods.test_fedddc import alone, small  # noqa: F401
-from methods.test_taunorm import two_layers
+from helpers.nets import two_layers
+from helpers.public import small
 from toys import digits, rounds, same
 
 FEW = CReFF(per_class=3, match=5, epochs=2)

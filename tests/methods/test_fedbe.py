@@ -17,7 +17,7 @@ from fedskew.federation.wire import digest
 from fedskew.methods import fedbe
 from fedskew.methods._shared.distillation import imitate, on_server, predict, train_student
 from fedskew.methods.fedbe import FedBE, draw_dirichlet, draw_gaussian, sharpened, weight_variance
-from methods.test_fedddc import after, alone, arrived, server_site  # noqa: F401
+from helpers.public import after, arrived, server_site
 from toys import same
 
 FEW = FedBE(M=2, epochs=3, swa=2, batch=16, lr=0.05)

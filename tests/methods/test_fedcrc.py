@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update
-from fedskew.core.net import Net
-from fedskew.core.seeding import one_thread
+from fedskew.core.method import Update
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.evaluation.scores import Score, over_clients
-from fedskew.federation.world import Trained, World
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedbabu import FedBABU
 from fedskew.methods.fedcrc import FedCRC, guided_loss, on_features
-from methods.test_fedbabu import state_of
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same, toy_q
 
 FULL = Training(lr=0.1, batch_size=1000)  # an epoch is one step on all of a client's samples
-
-
-def small_net(seed: int = 0) -> Net:
-    """8x8 digits, 16 features behind a batch norm with running statistics."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-        return Net(body, nn.Linear(16, 10), 16)
-
-
-def normed(method: Method, **options: Any) -> World:
-    return replace(digits(method, **options), make_net=partial(small_net))
-
-
-def received(world: World) -> Payload:
-    return world.method.broadcast(world.method.init_server(world.server_site(0, "init")))
-
-
-def work(world: World, client: int, round: int, broadcast: Payload, state: Payload) -> Trained:
-    """One client's round, as the loop would run it."""
-    with one_thread():
-        return world.train_client(client, round, "train", broadcast, state)
 
 
 def part(model: Payload, prefix: str) -> Payload:

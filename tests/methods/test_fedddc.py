@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -14,18 +12,15 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.testing import assert_close
 
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import Method, Update, mean_of, model_of
+from fedskew.core.method import Method, mean_of, model_of
 from fedskew.core.net import outputs
-from fedskew.core.seeding import one_thread
 from fedskew.core.settings import build as settle
-from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import decode, digest, encode
-from fedskew.federation.world import World
 from fedskew.methods import fedddc
 from fedskew.methods._shared import distillation as distillation
 from fedskew.methods._shared.distillation import (
@@ -41,14 +36,13 @@ from fedskew.methods._shared.distillation import (
 )
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedddc import ADAM, CALIBRATION, CLIENTS, TEAM, FedDDC, Inputs, confidence, ensembled, target_loss
+from helpers.public import FEW, TAIL, after, arrived, server_site, small
 from toys import digits, rounds, same
 
 LOGITS = tensor([[[2, 0, -1], [0, 1, 0]], [[1, 0.5, 0], [-0.5, 0.5, 1]], [[0, 0, 0], [1, 3, -1]]]).double()
 Y = tensor([0, 1])
 TEACHER = tensor([[1.010299, -0.410299, 1.184884]]).double()
 STUDENT, LAST = tensor([[0.3, 0.1, 0.9]]).double(), tensor([2])
-TAIL = "public:per_class=4+dirichlet:alpha=0.5,clients=5,min=5"
-FEW = FedDDC(I=3, J=2, batch=8, led_batch=16)
 ROWS: dict[str, dict[str, Any]] = {
     "a": {"dfl": "none", "ec": False, "led": False},
     "b": {"ec": False, "led": False},
@@ -60,37 +54,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "h": {"dfl": "tlcr", "ec": False, "led": False},
     "i": {"dfl": "crb", "ec": False, "led": False},
 }
-
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """Parts of a round are called here outside the loop, which sees to it."""
-    with one_thread():
-        yield
-
-
-def small(method: Method, **options: Any) -> World:
-    return digits(method, **{"hidden": "12", "split": TAIL} | options)
-
-
-@cache
-def arrived() -> tuple[World, Payload, list[Update]]:
-    """A world, the server's state before its first round, and what three clients sent."""
-    world = small(FEW)
-    with one_thread():
-        server = FEW.init_server(world.server_site(0, "init"))
-        broadcast = FEW.broadcast(server)
-        sent = [FEW.client(world.site(c, 0, "train"), broadcast, {})[0] for c in (0, 2, 4)]
-    return world, server, sent
-
-
-def server_site() -> Site:
-    return arrived()[0].server_site(0, "train")
-
-
-def after(method: FedDDC) -> Payload:
-    _, server, sent = arrived()
-    return method.aggregate(server_site(), method.init_server(server_site()) | model_of(server), iter(sent))
 
 
 # Eqs. 3 to 10: target-loss confidence

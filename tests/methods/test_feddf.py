@@ -15,7 +15,7 @@ from fedskew.core.method import mean_of, model_of
 from fedskew.federation.wire import digest
 from fedskew.methods._shared.distillation import imitate, predict
 from fedskew.methods.feddf import FedDF, average_logits
-from methods.test_fedddc import after, alone, arrived, server_site  # noqa: F401
+from helpers.public import after, arrived, server_site
 
 FEW = FedDF(steps=3, batch=40)
 TEACHERS = tensor([[[2.0, 0.0]], [[0.0, 1.0]]]).double()

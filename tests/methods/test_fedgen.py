@@ -26,7 +26,7 @@ from fedskew.methods import fedgen
 from fedskew.methods._shared.generators import GENERATOR, generator_from
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedgen import LABELS, FedGen, diversity, feature_generator, teachers_loss
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 SMALL = FedGen(iterations=3, noise=4, hidden=8, generated=6)

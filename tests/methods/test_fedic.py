@@ -17,7 +17,7 @@ from fedskew.federation.wire import digest
 from fedskew.methods import fedic
 from fedskew.methods._shared.distillation import mean_features, on_server, predict, train_model, train_student
 from fedskew.methods.fedic import ADAM, CALIBRATION, FEDIC, ensembled, weighted_logits
-from methods.test_fedddc import after, alone, arrived, server_site, small  # noqa: F401
+from helpers.public import after, arrived, server_site, small
 from toys import rounds, same
 
 FEW = FEDIC(steps=3, distil_steps=3, batch=8, distil_batch=16)

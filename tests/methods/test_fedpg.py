@@ -37,7 +37,7 @@ from fedskew.methods._shared.generators import (
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedpg import VIRTUAL, FedPG, contrast_to_virtual, some_of_each
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 P_V = tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]).double()  # P'

@@ -15,7 +15,7 @@ from fedskew.core.tensors import Tensors
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedproc import FedProc, prototype_contrast
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 Z, P, Y = tensor([[2.0, 0.0]]).double(), tensor([[1.0, 0.0], [0.0, 3.0]]).double(), tensor([0])

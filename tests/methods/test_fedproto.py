@@ -18,8 +18,7 @@ from fedskew.federation.simulate.simulation import Simulation
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedproto import FedProto, to_prototype
 from fedskew.methods.local import Local
-from methods.test_fedbabu import state_of
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same
 
 Z, Y = tensor([[1.0, 2.0], [3.0, 4.0]]).double(), tensor([0, 1])

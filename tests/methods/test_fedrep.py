@@ -9,8 +9,8 @@ import torch
 
 from fedskew.core.training import Training
 from fedskew.methods.fedrep import FedRep
-from methods.test_fedbabu import deployed, product, state_of
-from methods.test_fedcrc import normed
+from helpers.nets import normed, state_of
+from helpers.product import deployed, product
 from toys import digits, rounds
 
 

@@ -15,8 +15,7 @@ from fedskew.core.training import Training
 from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.moon import MOON, PREVIOUS, model_contrast
-from methods.test_fedbabu import state_of
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same, toy_q, w_of
 
 Z, Z_G, Z_PREV = (torch.tensor([z], dtype=torch.float64) for z in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0)))

@@ -15,7 +15,7 @@ from fedskew.core.fit import fit
 from fedskew.core.method import model_of
 from fedskew.methods._shared.heads import last_linear
 from fedskew.methods.ratioloss import RATIO, RatioLoss, ratios, weighted_cross_entropy
-from methods.test_fedddc import alone, arrived, server_site, small  # noqa: F401
+from helpers.public import arrived, server_site, small
 from toys import rounds, same
 
 

@@ -7,11 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.testing import assert_close
 
 from fedskew.core.method import model_of
-from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
@@ -21,7 +20,7 @@ from fedskew.federation.simulate.simulation import Simulation
 from fedskew.methods._shared.heads import as_trained
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.taunorm import TauNorm, tau_normalise
-from methods.test_fedcrc import normed, received
+from helpers.nets import normed, received, two_layers
 from toys import digits, rounds, same
 
 W = tensor([[3.0, 4.0], [0.0, 1.0]]).double()
@@ -117,13 +116,6 @@ def test_a_round_without_updates_leaves_both_classifiers_as_they_were() -> None:
     records, simulation = rounds(digits(TauNorm(tau=0.5)), 1)
     world, server = simulation.world, records[0].server
     assert same(world.method.aggregate(world.server_site(1, "train"), server, iter([])), server)
-
-
-def two_layers(bias: bool) -> Net:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        head = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10, bias=bias))
-        return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), head, 16)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -23,7 +23,7 @@ from fedskew.methods import vhl
 from fedskew.methods._shared.generators import endless_batches, virtual_labels
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.vhl import EXTRA, VHL, VIRTUAL, WideHead, noise_set
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 SMALL = VHL(n_v=4, virtual_batch=8)
