@@ -127,7 +127,7 @@ def test_two_public_sets_none_or_the_clients_data_are_errors(tmp_path: Path) -> 
         assemble(SMALL)
     with pytest.raises(UsageError, match=r"the clients' own data set.*public:per_class"):
         assemble(replace(SMALL, public="digits"))
-    with pytest.raises(UsageError, match="there is no file or folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         assemble(replace(SMALL, public="nowhere/own.npz"))
 
 
