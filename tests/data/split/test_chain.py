@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedskew.core.settings import UsageError
 from fedskew.data.split.chain import listing, make_partition
 from fedskew.data.split.partitioners import PARTITIONERS
-from splits import Labels, balanced, labels, left_over, quick, sizes
+from helpers.splits import Labels, balanced, labels, left_over, quick, sizes
 
 ALPHA = st.sampled_from([0.3, 1.0, 100.0])
 ANY_ALPHA = st.sampled_from([1e-9, 1e-3, 0.1, 1.0, 1e6])

@@ -7,7 +7,7 @@ import pytest
 
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.cuts import longtail_counts
-from splits import CIFAR10, MNIST, balanced, sizes, table
+from helpers.splits import CIFAR10, MNIST, balanced, sizes, table
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fedskew.core.settings import UsageError
 from fedskew.data.split.allotment import capped_table, fill_requests, renormalised, sizes_from_shares
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.dirichlet import GroupedEqual
-from splits import CIFAR10, Labels, balanced, labels, quick, sizes, table
+from helpers.splits import CIFAR10, Labels, balanced, labels, quick, sizes, table
 
 
 def test_shares_are_cut_at_the_floor_of_their_running_sum() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedskew.core.settings import UsageError
 from fedskew.data.split.partition import Partition, draw_newcomers, portion
-from splits import quick
+from helpers.splits import quick
 
 
 @settings(quick, max_examples=100)
@@ -45,6 +45,14 @@ def test_parts_are_random_and_a_client_s_own() -> None:
     assert len(tests) > 10
     with pytest.raises(UsageError, match="sum to less than 1"):
         portion(Partition((one,), nothing), validation=0.5, test=0.5, seed=0)
+
+
+def test_each_client_s_test_part_is_drawn_independently_of_the_others() -> None:
+    """Twenty clients of ten samples, two for testing: 45 possible pairs of positions, so one draw for all is no chance."""
+    clients = tuple(np.split(np.arange(200), 20))
+    parts = portion(Partition(clients, np.empty(0, np.int64)), test=0.2, seed=0)
+    positions = {tuple(sorted(part.test - samples[0])) for samples, part in zip(clients, parts, strict=True)}
+    assert len(positions) > 10
 
 
 def test_newcomers_are_a_sorted_choice_that_leaves_someone_to_train() -> None:

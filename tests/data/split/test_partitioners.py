@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedskew.core.settings import UsageError
 from fedskew.data.split.chain import make_partition
-from splits import CIFAR100, MNIST, Labels, balanced, quick, sizes, table
+from helpers.splits import CIFAR100, MNIST, Labels, balanced, quick, sizes, table
 
 
 def test_iid_sizes_differ_by_at_most_one_and_classes_are_even() -> None:
