@@ -15,9 +15,9 @@ from typing import Any
 from trial import Trial, end_tidily
 
 from fedskew.deploy.child import Child
-from fedskew.experiment.run_directory import read_run
 from fedskew.experiment.config import from_dict
 from fedskew.experiment.run import Run
+from fedskew.experiment.run_directory import read_run
 from fedskew.methods import REGISTRY
 
 METHODS = {  # what each must carry beyond FedAvg

@@ -200,7 +200,7 @@ def test_every_listing_has_a_table_and_a_json_form(fedskew: Any) -> None:
     assert rows["digits"]["verified"] == "ok"
     assert rows["cifar10"]["verified"] == "missing"
     assert "dirichlet" in fedskew("split", "--list").out
-    assert "pcdd" in fedskew("split", "--list", "--json").json()["dealer"]
+    assert "pcdd" in fedskew("split", "--list", "--json").json()["partitioner"]
 
 
 def test_your_own_vectors_train(fedskew: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.data.sources.loading import load
-from fedskew.data.split.chain import Partition, Parts
+from fedskew.data.split.partition import Partition, Parts
 from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.messages import Ask, SiteFacts, as_header

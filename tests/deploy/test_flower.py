@@ -463,7 +463,7 @@ def test_the_commands_say_what_is_wrong(fedskew: Callable[..., Any], tmp_path: P
         (["join", "--server", "a:1", "--data", "digits", "--insecure"], "needs a --name"),
         (
             ["join", "--server", "a:1", "--data", "no.npz", "--insecure", "--name", "n"],
-            "there is no file or folder no.npz",
+            "no.npz does not exist",
         ),
         (["certs", "--sites", "a b"], "site name 'a b' will not do"),
         (["certs", "--sites", "server"], "and not 'server'"),

@@ -10,7 +10,8 @@ import numpy as np
 from fedskew.cli.console import console, emit, table
 from fedskew.core.settings import UsageError, choose
 from fedskew.data.sources.loading import listing, load
-from fedskew.data.split.chain import cuts, features, make_partition, partitioners
+from fedskew.data.split.chain import listing as splits_listing
+from fedskew.data.split.chain import make_partition
 from fedskew.data.split.skew import skew
 from fedskew.methods import REGISTRY
 from fedskew.models import listing as models_listing
@@ -22,10 +23,10 @@ def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path
     figures = skew(partition, source.y_train, source.classes)
     screen = console(as_json)
     if png is not None:
-        from fedskew.data.split.plot import draw
+        from fedskew.data.split.plot import plot_partition
 
         try:
-            draw(partition, source.y_train, source.classes, png)
+            plot_partition(partition, source.y_train, source.classes, png)
         except OSError as error:
             raise UsageError(f"{png} cannot be written: {error.strerror}.") from None
     if as_json:
@@ -74,7 +75,7 @@ def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path
 
 
 def list_splits(as_json: bool) -> None:
-    known = {"cut": cuts(), "dealer": partitioners(), "feature": features()}
+    known = splits_listing()
     if as_json:
         emit(known)
         return
@@ -82,9 +83,7 @@ def list_splits(as_json: bool) -> None:
     for kind, entries in known.items():
         screen.print(table(f"{kind}s", ["name", "what it does"], list(entries.items())))
         screen.print()
-    screen.print(
-        "one dealer, with any cuts before and features after it: longtail:factor=100+dirichlet:alpha=0.1,clients=20"
-    )
+    screen.print("any cuts, one partitioner, any features: longtail:factor=100+dirichlet:alpha=0.1,clients=20")
 
 
 def list_data(data_dir: Path | None, as_json: bool) -> None:

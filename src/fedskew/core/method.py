@@ -103,7 +103,7 @@ class Method:
     >>> def accuracy(method):
     ...     experiment = fedskew.Experiment(method, split="dirichlet:alpha=0.5,clients=4", model="mlp", rounds=2)
     ...     *_, last = fedskew.run(experiment)
-    ...     return last.metrics["global"]["accuracy"]
+    ...     return last.metrics.global_.accuracy
     >>> accuracy(PartWay(step=0.0)) < accuracy(PartWay(step=0.5)) < accuracy(fedskew.FedAvg())
     True
 
@@ -183,7 +183,7 @@ class Method:
         return site.model()
 
     def layout(self, site: Site, broadcast: Payload) -> Payload | None:
-        """A payload with the groups, names, types and shapes of what a client sends in `site.stage`; values are ignored.
+        """A payload with the groups, names, types and shapes of what a client sends in `site.stage`; values are unused.
 
         Updates that look different are refused. None, the default: the layout is found by running one step of
         `client` on made-up samples, so override this where such a step is expensive or impossible.

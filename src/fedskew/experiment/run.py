@@ -1,4 +1,4 @@
-"""An experiment carried out: rounds, checkpoints, resuming, closing figures. Simulated here; deploy/ adds real sites."""
+"""An experiment carried out: rounds, checkpoints, resuming, closing figures. For real sites see deploy/server.py."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.split.plot import MOST
+from fedskew.data.split.plot import MAX_CLIENTS
 from fedskew.evaluation.figures import headline
 from fedskew.report.runs import Group, Kept
 
@@ -64,7 +64,7 @@ def over_seeds(runs: Sequence[dict[int, float]]) -> tuple[list[int], list[float]
 
 def split(table: npt.NDArray[np.int64], labels: Sequence[str]) -> Figure:
     """Clients by classes: a dot's area is the number of samples."""
-    step = -(-len(table) // MOST)
+    step = -(-len(table) // MAX_CLIENTS)
     client, label = np.nonzero(table[::step])
     counts = table[::step][client, label]
     most = max(4.0, min(34.0, 900 / max(len(table[::step]), 1)))

@@ -89,7 +89,7 @@ def test_samples_have_the_shape_asked_for_and_lie_between_minus_one_and_one(kind
 
 def test_only_images_can_be_convolved() -> None:
     assert virtual_set(new_generator(lambda: fully_connected((5,), 4), seeded(0)), 2, 1).shape == (8, 5)
-    with pytest.raises(UsageError, match="gen=cnn takes images"):
+    with pytest.raises(UsageError, match=r"gen=cnn is invalid for shape \(5,\): expected images"):
         convolutional((5,), 4)
 
 

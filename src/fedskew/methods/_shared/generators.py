@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedskew.core.net import Shape, image
+from fedskew.core.net import Shape, image_shape
 from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
 from fedskew.core.site import copied
@@ -53,7 +53,7 @@ def fully_connected(shape: Shape, classes: int) -> Generator:
 
 def convolutional(shape: Shape, classes: int) -> Generator:
     """A linear layer to a quarter of the image's size, then twice upsampling and convolution, then tanh."""
-    channels, height, width = image("gen=cnn", shape)
+    channels, height, width = image_shape("gen=cnn", shape)
     (half, quarter), (first, second) = ([(-(-height // k), -(-width // k)) for k in (2, 4)]), CHANNELS
     layers = nn.Sequential(
         nn.Linear(NOISE + classes, first * prod(quarter)),
