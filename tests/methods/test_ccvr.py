@@ -53,7 +53,7 @@ def test_moments_pool_without_bias() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31))
-def test_pooled_moments_are_those_of_all_samples_wherever_they_lie(seed: int) -> None:
+def test_pooled_moments_are_those_of_all_samples_however_they_are_split(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     z, y = torch.randn(60, 4, generator=rng) * 3 + 5, torch.randint(5, (60,), generator=rng)
     owner = torch.randint(4, (60,), generator=rng)
@@ -105,7 +105,7 @@ def test_training_is_fedavg_s_and_the_last_round_moves_the_head_alone() -> None:
     assert moved == {"head.weight", "head.bias"}
 
 
-def test_clients_tell_the_moments_of_the_final_model_s_features_and_do_not_train() -> None:
+def test_clients_send_the_moments_of_the_final_model_s_features_and_do_not_train() -> None:
     """C (1 + d + d^2) numbers a client: 10 (1 + 16 + 256)."""
     records, simulation = rounds(normed(SMALL), 1)
     server, world = records[0].server, simulation.world
@@ -147,7 +147,7 @@ def test_classes_that_the_cohort_lacks_are_not_drawn() -> None:
     assert all(t.isfinite().all() for t in records[-1].server["parameters"].values())
 
 
-def test_it_mends_a_head_that_skew_has_bent() -> None:
+def test_calibration_improves_accuracy_under_label_skew() -> None:
     """Two classes a client: the mean of heads knows less than features do."""
     training = Training(lr=0.1, batch_size=16, epochs=5)
     world = digits(CCVR(each=100), split="pcdd:clients=5,classes=2", training=training)

@@ -108,7 +108,7 @@ ON: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts(name: str) -> None:
+def test_every_setting_changes_the_result(name: str) -> None:
     assert set(ON) == {field.name for field in fields(FedBE)}
     base = replace(FEW, posterior="dirichlet") if name == "alpha" else FEW
     assert digest(after(replace(base, **{name: ON[name]}))) != digest(after(base))

@@ -199,7 +199,7 @@ def test_distillation_is_tckd_plus_xi_nckd(method: FedCD, expected: float) -> No
     assert float(tckd + (1 - 0.659001) * nckd) == pytest.approx(0.026243, abs=1e-6)
 
 
-def test_with_two_classes_there_is_nothing_to_say_about_the_others() -> None:
+def test_with_two_classes_the_not_true_term_is_zero() -> None:
     assert float(decoupled(STUDENT[:, :2], TEACHER[:, :2], FIRST)[1]) == 0
 
 
@@ -260,7 +260,7 @@ def test_a_server_s_model_is_the_folded_classifier_and_has_no_bias_unless_asked(
         assert bool(last["parameters"]["head.bias"].any()) == bias == ("bias" in phi)
 
 
-def test_a_net_whose_head_is_not_linear_is_refused_in_a_sentence() -> None:
+def test_a_net_whose_head_is_not_linear_is_rejected_with_one_sentence() -> None:
     site = small(FedCD()).server_site(0, "init")
     net = Net(nn.Identity(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 10)), 3)
     with pytest.raises(UsageError, match="linear"):
@@ -321,7 +321,7 @@ def test_lloyd_s_steps_are_scikit_learn_s_in_each_class() -> None:
         assert_close(found[3 * c : 3 * c + 3], torch.from_numpy(wanted.cluster_centers_).float(), atol=1e-4, rtol=0)
 
 
-def test_an_empty_cluster_attracts_nobody() -> None:
+def test_an_empty_cluster_gets_no_samples() -> None:
     """Centres 2 and 10; the third has no samples and is not at 0, where .5 would join it."""
     fine = lloyd(tensor([[0.5], [3.5], [10.0]]), torch.zeros(3, dtype=torch.int64), tensor([0, 0, 1]), 1, 3)
     assert fine.tolist() == [0, 0, 1]
@@ -344,7 +344,7 @@ def test_classes_without_prototypes_start_from_k_means_and_the_others_stay() -> 
     assert own["known"].all()
 
 
-def test_a_class_with_some_of_its_prototypes_makes_do_with_them() -> None:
+def test_a_class_with_some_known_prototypes_uses_only_those() -> None:
     known = tensor([False, True, False, False])
     fine, own = assign_fine_classes(P4, tensor([0, 0, 0, 0]), Tensors(mean=P4, known=known), 2, torch.Generator())
     assert fine.tolist() == [1] * 4
@@ -425,7 +425,7 @@ def test_the_four_losses_have_the_weights_of_eq_11(monkeypatch: pytest.MonkeyPat
     scene = middle()
     values: dict[str, Callable[..., Tensor]] = {
         "cross_entropy": lambda u, c, reduction: torch.full((len(u),), 0.7),
-        "contrast": lambda z, *_: torch.full((len(z),), 1.2),
+        "hierarchical_contrast": lambda z, *_: torch.full((len(z),), 1.2),
         "of_class_means": lambda *_: tensor(0.9),
     }
     for name, value in values.items():
@@ -464,7 +464,7 @@ def test_a_prototype_weighs_as_many_samples_as_its_importance(rho: Any, held: in
     assert alone.item() == pytest.approx(0.4)
 
 
-def test_a_batch_may_be_assigned_anew() -> None:
+def test_fine_classes_may_be_assigned_in_every_batch() -> None:
     """The received labels' classes count, not their fine classes; Eq. 2 with the prototypes of the round's start."""
     method = FedCD(mu="linear", rho=1.0, assign="batch", gamma=0.6, tau=0.5)
     scene = middle()
@@ -525,7 +525,7 @@ def test_prototypes_do_not_decay() -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_prototypes_without_a_pull_are_sent_as_they_came_whatever_decays(fast: bool, momentum: float) -> None:
+def test_prototypes_without_a_gradient_are_sent_unchanged_despite_weight_decay(fast: bool, momentum: float) -> None:
     """tau = 1e9 leaves nothing of L_hpc's gradient."""
     method = FedCD(tau=1e9, mu=0.5)
     training = Training(lr=0.1, batch_size=16, weight_decay=0.1, momentum=momentum)
@@ -543,7 +543,7 @@ def start(world: World) -> Payload:
 
 @pytest.mark.parametrize("refresh", [False, True])
 def test_the_first_round_sends_k_means_centres_of_the_received_or_the_trained_features(refresh: bool) -> None:
-    """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps go on with the trained features."""
+    """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps continue with the trained features."""
     world = small(FedCD(mu="linear", kmeans_refresh=refresh))
     broadcast = start(world)
     update = world.train_client(2, 0, "train", broadcast, {}).update
@@ -637,7 +637,7 @@ SITE: Any = None  # aggregation does not look at it
 
 
 def test_prototypes_are_pooled_by_the_counts_of_their_fine_class() -> None:
-    """(10 (1, 2) + 30 (3, 6)) / 40 = (2.5, 5); with nobody the last value stays, with importance 0; else unknown."""
+    """(10 (1, 2) + 30 (3, 6)) / 40 = (2.5, 5); without any the last value stays, with importance 0; else unknown."""
     phi = torch.zeros(3, 1, 2)
     old = server_of(phi, tensor([[7.0, 7], [8, 8], [9, 9]]), tensor([False, True, False]))
     sent = [([1.0, 2.0], 10.0), ([3.0, 6.0], 30.0), ([9.0, 9.0], 0.0)]
@@ -684,7 +684,7 @@ def test_quality_is_the_probability_of_the_own_fine_class_among_all() -> None:
 @pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("rule", ["acla", "norm", "cla", "mean"])
 def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any, counts: bool, known: bool) -> None:
-    """Three clients, two classes of two; of the last fine class nobody has a sample, in this round or ever."""
+    """Three clients, two classes of two; of the last fine class no client has a sample, in this round or ever."""
     phis = [normal(i, 2, 2, 3) for i in range(3)]
     P = [normal(10 + i, 4, 3) for i in range(3)]
     held = [tensor([4.0, 1, 0, 0]), tensor([0.0, 1, 5, 0]), tensor([6.0, 0, 5, 0])]
@@ -743,7 +743,7 @@ def test_classes_that_come_later_start_from_k_means_and_absent_ones_wait() -> No
     assert second["known"][old].equal(first["known"][old])
 
 
-def test_a_model_is_judged_by_its_plain_head() -> None:
+def test_a_model_is_evaluated_with_its_plain_head() -> None:
     world = small(FedCD())
     records, simulation = rounds(world, 2)
     last = records[-1].server
@@ -829,7 +829,7 @@ def usual() -> Payload:
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts_and_works_with_some_of_the_clients(name: str, usual: Payload) -> None:
+def test_every_setting_changes_the_result_and_works_with_partial_participation(name: str, usual: Payload) -> None:
     method = settle(FedCD, {key: str(value) for key, value in ON[name].items()}, "fedcd")
     assert method == FedCD(**ON[name])
     records, _ = rounds(small(method), 2)

@@ -185,7 +185,7 @@ def test_fedcrc_first_step_is_under_the_received_predictor_not_the_clients_own()
     assert same(part(with_own, "body."), part(without, "body."))
 
 
-def test_fedcrc_judges_both_models_and_sends_as_much_as_fedavg() -> None:
+def test_fedcrc_evaluates_both_models_and_sends_as_much_as_fedavg() -> None:
     world = digits(FedCRC(tau=0.5))
     records, simulation = rounds(world, 2)
     plain, _ = rounds(digits(FedAvg()), 2)

@@ -176,7 +176,7 @@ def test_the_ensemble_on_numbers() -> None:
     assert_close(ensembled(GATED | {"v": torch.full((2,), 50.0)}, PARTS), tensor([[2.0, -1.4, 0.8]]))
 
 
-def test_the_gate_looks_at_the_clients_mean_features_times_those_of_w_cr() -> None:
+def test_the_gate_uses_the_clients_mean_features_times_those_of_w_cr() -> None:
     """Client features (1, 2), (3, 0), f_cr (.5, 1): g = (2, 1) * (.5, 1) = (1, 1)."""
     predictions = [distillation.Predictions(tensor([f]), torch.empty(1, 0)) for f in ([1.0, 2.0], [3.0, 0.0])]
     assert (mean_features(predictions) * tensor([[0.5, 1.0]])).tolist() == [[1.0, 1.0]]
@@ -214,7 +214,7 @@ def adam_by_hand(values: Tensors, targets: Tensor, lr: float, steps: int) -> Ten
     return Tensors({name: t.detach() for name, t in own.items()})
 
 
-def test_calibration_is_adam_that_goes_on_where_it_was() -> None:
+def test_calibration_is_adam_that_continues_from_its_moments() -> None:
     """3 + 4 steps with the moments between them are 7 of torch's Adam; without them they are not."""
     start, targets = Tensors(a=tensor([1.0, 2.0]), v=tensor([0.5])), tensor([0.3, -0.7])
 
@@ -306,7 +306,7 @@ def test_a_temperature_divides_logits_and_keeps_the_size_of_gradients(kd: Any) -
 
 
 @pytest.mark.parametrize("kd", ["dkd", "traditional"])
-def test_who_agrees_with_the_teacher_learns_from_labels_alone(kd: Any) -> None:
+def test_a_student_that_agrees_with_the_teacher_learns_from_labels_alone(kd: Any) -> None:
     method = FedDDC(kd=kd)
     assert float(method.distillation_loss(TEACHER, TEACHER, LAST)) == pytest.approx(
         0.5 * float(cross_entropy(TEACHER, LAST))
@@ -344,7 +344,7 @@ def test_every_sample_learns_from_its_own_row_of_the_teacher() -> None:
     assert same(made, train_model(plain, arrived()[1], plain.loss, training, 3))
 
 
-def test_the_student_starts_at_fedavg_s_model_and_takes_j_steps_of_the_lesson() -> None:
+def test_the_student_starts_at_fedavg_s_model_and_takes_j_steps() -> None:
     """With SGD's place taken by Adam at lr r, the first step moves no parameter by more than r."""
     _, _, sent = arrived()
     w_g = mean_of(sent)["parameters"]
@@ -380,7 +380,7 @@ def test_the_teacher_without_calibration_is_the_sum_of_what_dfl_makes() -> None:
         assert replace(FEW, ec=False, dfl=dfl).combined(z, {}).tolist() == [sums]
 
 
-def test_what_dfl_does_not_make_is_fedavg_s_model() -> None:
+def test_a_model_that_dfl_does_not_make_is_fedavg_s() -> None:
     w_g = mean_of(arrived()[2])
     both = unstack_models(TEAM, after(replace(FEW, led=False)))
     for dfl, own in (("none", set()), ("tlcr", {0}), ("crb", {1})):
@@ -399,7 +399,7 @@ def test_lambda_1_is_fine_tuning_on_d0_whatever_the_teacher() -> None:
 
 
 def test_frozen_models_see_d0_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients, w_tl and w_cr; TLCR alone needs the clients, cRB alone nobody."""
+    """Three clients, w_tl and w_cr; TLCR alone needs the clients, cRB alone none."""
     seen: list[Payload] = []
     monkeypatch.setattr(fedddc, "predict", lambda site, model: seen.append(model) or predict(site, model))
     for settings, passes in (({}, 5), (ROWS["h"], 3), (ROWS["i"], 0), ({"lam": 1.0}, 0), ({"J": 0}, 0)):
@@ -427,7 +427,7 @@ def judged(method: Method, workers: int = 1, **options: Any) -> Record:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_rows_without_distillation_are_judged_by_their_ensemble(row: str) -> None:
+def test_without_distillation_the_ensemble_is_evaluated(row: str) -> None:
     """What is reported is the accuracy, by hand, of its logits on the test set."""
     method = replace(FEW, **ROWS[row])
     record = judged(method)
@@ -554,7 +554,7 @@ ON: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts_and_works_with_some_of_the_clients(name: str) -> None:
+def test_every_setting_changes_the_result_and_works_with_partial_participation(name: str) -> None:
     method = settle(FedDDC, {f.name: str(getattr(FEW, f.name)) for f in fields(FedDDC)} | ON[name], "fedddc")
     assert method == replace(FEW, **ON[name])
     assert digest(after(method)) != digest(after(FEW))

@@ -70,5 +70,5 @@ def server_extras(server: Any) -> Any:
 @pytest.mark.parametrize(
     "settings", [{"steps": 1}, {"lr": 0.1}, {"batch": 7}, {"clip": 1e-3}, {"average": "probabilities"}]
 )
-def test_every_setting_counts(settings: dict[str, Any]) -> None:
+def test_every_setting_changes_the_result(settings: dict[str, Any]) -> None:
     assert digest(after(replace(FEW, **settings))) != digest(after(FEW))

@@ -108,7 +108,7 @@ def test_the_client_s_loss_and_how_its_terms_fall(
     assert_close(loss, wanted)
 
 
-def test_the_generator_stands_still_at_a_client_and_its_features_teach_the_head_alone() -> None:
+def test_the_generator_is_frozen_at_a_client_and_its_features_train_the_head_alone() -> None:
     """Of the term alpha: the body gets no gradient, and batch statistics of G are not moved."""
     method = replace(SMALL, beta=0.0)
     broadcast, world = after_one_round(method)
@@ -156,7 +156,7 @@ def test_the_server_teaches_with_the_heads_as_sent_and_the_labels_the_cohort_has
     assert_close(found, torch.stack(each).mean() + 0.3 * diversity(eps, z))
 
 
-def test_a_round_moves_the_generator_by_its_steps_and_it_goes_on_from_there() -> None:
+def test_a_round_trains_the_generator_further_from_its_last_values() -> None:
     still, moving, more = (rounds(digits(replace(SMALL, iterations=n), hidden="12"), 2)[0] for n in (0, 1, 2))
     first = [records[0].server[GENERATOR]["layers.0.weight"] for records in (still, moving, more)]
     assert torch.equal(first[0], still[1].server[GENERATOR]["layers.0.weight"])
@@ -202,6 +202,6 @@ def test_switched_off_it_sends_nothing_of_its_own() -> None:
     assert ours[-1].bytes_up == plain[-1].bytes_up
 
 
-def test_a_batch_of_one_generated_sample_is_a_mistake() -> None:
+def test_a_batch_of_one_generated_sample_is_rejected() -> None:
     with pytest.raises(UsageError, match="generated"):
         settle(FedGen, {"generated": 1}, "fedgen")

@@ -449,7 +449,7 @@ def test_prototypes_are_the_class_means_of_trained_clients_pooled_by_samples() -
     assert_close(records[0].server[GROUP]["mean"], total / count[:, None])
 
 
-def test_a_class_nobody_sent_keeps_its_prototype_and_one_never_sent_stays_unknown() -> None:
+def test_a_class_not_sent_keeps_its_prototype_and_one_never_sent_stays_unknown() -> None:
     """Client 0 trains in the first round, client 1 in the second; the classes of the others stay unknown."""
     records, simulation = rounds(digits(FedMR(), split=PCDD), 2, cohorts=[[0], [1]])
     first, second = (r.server[GROUP] for r in records)
@@ -500,7 +500,7 @@ def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) 
     known = g["count"] > 0
     objective = method.reshaped(site, broadcast)
     again = site.rng.clone_state()
-    for _ in range(2):  # anew in each batch
+    for _ in range(2):  # drawn in each batch
         few = torch.randperm(16, generator=again)[:5]
         wide = few if scope == "both" else torch.arange(16)
         intra = intra_class(z[wide], y[wide], "code")

@@ -106,7 +106,7 @@ def test_prototypes_are_class_means_under_each_trained_model_pooled_by_samples()
     assert same(model_of(records[0].server), mean_of(updates))
 
 
-def test_a_class_nobody_sends_keeps_its_prototype_and_one_never_sent_is_zero() -> None:
+def test_a_class_not_sent_keeps_its_prototype_and_one_never_sent_is_zero() -> None:
     """Clients 0 and 1 of disjoint classes take turns. Client 1 is contrasted with client 0's classes alone."""
     records, simulation = rounds(digits(FedProc(), split=PCDD), 2, cohorts=[[0], [1]])
     plain, _ = rounds(digits(FedAvg(), split=PCDD), 2, cohorts=[[0], [1]])

@@ -49,7 +49,7 @@ def test_the_contrast_is_the_batch_mean_of_a_two_way_softmax_of_cosines() -> Non
 
 
 def trained_once(world: World, client: int) -> tuple[Payload, Payload]:
-    """(the server's broadcast, the client's state) after a round of everybody."""
+    """(the server's broadcast, the client's state) after a round of all clients."""
     records, simulation = rounds(world, 1)
     return world.method.broadcast(records[0].server), state_of(simulation, client)
 

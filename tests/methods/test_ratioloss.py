@@ -20,7 +20,7 @@ from toys import rounds, same
 
 
 def test_ratios_on_numbers() -> None:
-    """Weight 0 is class 0's (.5 against .1), weight 1 class 1's (.4 against .1); .19 is over 80 % of .2: nobody's."""
+    """Weight 0 is class 0's (.5 against .1), weight 1 class 1's (.4 against .1); .19 is over 80 % of .2: no class."""
     d = tensor([[0.5, -0.1, 0.2], [-0.1, 0.4, 0.19]])
     assert_close(ratios(d), tensor([5.0, 4.0]))
 
@@ -38,7 +38,7 @@ def test_a_class_without_weights_has_10_and_none_has_more_than_5000() -> None:
     assert ratios(torch.zeros(3, 4)).tolist() == [10.0] * 3
 
 
-def test_a_class_that_only_falls_owns_nothing() -> None:
+def test_a_class_whose_changes_are_all_negative_owns_no_weight() -> None:
     """The largest change is the least negative one: others are larger in size."""
     assert ratios(tensor([[-0.1], [-0.5]])).tolist() == [10.0, 10.0]
 

@@ -38,7 +38,7 @@ def test_the_rule_on_numbers() -> None:
     assert (tau_normalise(W, 1.0) @ feature).argmax() == 1
 
 
-def test_a_row_of_zeros_stays_one() -> None:
+def test_a_row_of_zeros_stays_zero() -> None:
     assert_close(tau_normalise(tensor([[0.0, 0.0], [3.0, 4.0]]), 1.0), tensor([[0.0, 0.0], [0.6, 0.8]]))
 
 

@@ -135,7 +135,7 @@ def test_the_virtual_classes_outputs_are_trained_and_averaged_by_samples() -> No
     assert torch.equal(server[VIRTUAL]["seed"], start[VIRTUAL]["seed"])
 
 
-def test_what_travels_extra_is_the_outputs_and_a_seed() -> None:
+def test_the_extra_payload_is_the_virtual_outputs_and_a_seed() -> None:
     """Of 12 features and 10 classes, to and from 2 clients; D' itself never."""
     ours, _ = rounds(digits(SMALL, hidden="12"), 2, cohorts=[[0, 1]] * 2)
     plain, _ = rounds(digits(FedAvg(), hidden="12"), 2, cohorts=[[0, 1]] * 2)

@@ -94,7 +94,7 @@ def test_only_images_can_be_convolved() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_label_and_the_noise_both_count(kind: str) -> None:
+def test_samples_depend_on_both_label_and_noise(kind: str) -> None:
     made = new_generator(lambda: KINDS[kind](DIGITS, 3), seeded(0)).eval().requires_grad_(False)
     eps = torch.rand(1, made.noise, generator=seeded(1)).repeat(3, 1)
     a, b, c = made(eps, tensor([0, 0, 1]))
@@ -104,7 +104,7 @@ def test_the_label_and_the_noise_both_count(kind: str) -> None:
     assert float((a - other).abs().max()) > 1e-3
 
 
-def test_first_values_come_from_the_generator_given_and_the_global_one_stays() -> None:
+def test_initial_values_come_from_the_given_generator_and_the_global_random_state_stays() -> None:
     before = torch.get_rng_state()
     a, b, c = (values_of(fc(seed)) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
@@ -115,7 +115,7 @@ def test_first_values_come_from_the_generator_given_and_the_global_one_stays() -
 # virtual sets
 
 
-def test_a_virtual_set_is_balanced_and_lies_class_by_class() -> None:
+def test_a_virtual_set_is_balanced_and_ordered_by_class() -> None:
     assert virtual_labels(3, 2).tolist() == [0, 0, 1, 1, 2, 2]
     made = fc()
     images, y = virtual_set(made, 2, 7), virtual_labels(3, 2)
@@ -143,7 +143,7 @@ def test_values_are_copies_both_ways() -> None:
     assert values["layers.0.weight"].any()
 
 
-def test_making_a_set_leaves_the_statistics_and_the_global_generator_alone() -> None:
+def test_making_a_virtual_set_changes_neither_statistics_nor_the_global_random_state() -> None:
     made, before = fc().train(), torch.get_rng_state()
     values = values_of(made)
     virtual_set(made, 3, 5)
@@ -163,7 +163,7 @@ def image_data() -> Data:
     return Data(x, tensor([0, 1]), torch.arange(2), (0.5, 0.25, 0.0), (0.5, 0.25, 2.0))
 
 
-def test_shapes_and_pixels_are_those_a_net_sees() -> None:
+def test_shapes_and_pixels_are_those_of_a_net_s_input() -> None:
     """Black, (0 - mean) / std = (-1, -1, 0), is what `take` makes of 0; white is (1, 3, .5)."""
     data = image_data()
     x, _ = data.take(torch.arange(2))
@@ -175,7 +175,7 @@ def test_shapes_and_pixels_are_those_a_net_sees() -> None:
     assert_close(standardise(torch.ones(2, 6), table), torch.ones(2, 6))
 
 
-def test_batches_never_end_are_whole_and_shuffled_anew() -> None:
+def test_batches_are_endless_complete_and_reshuffled() -> None:
     """10 samples in batches of 4: two a pass, the last two of a pass left out; every sample comes in some pass."""
     x, y = torch.arange(10.0)[:, None], torch.arange(10)
     got = list(islice(endless_batches(x, y, 4, seeded(0)), 40))
@@ -215,7 +215,7 @@ def test_anchoring_on_numbers() -> None:
     assert anchoring(VIRTUAL, P, KNOWN, 2.0, "norm").item() == pytest.approx(0.865466 / 2, abs=1e-6)
 
 
-def test_one_class_is_anchored_by_its_square_and_none_by_nothing() -> None:
+def test_anchoring_one_class_is_its_squared_distance_and_no_class_is_zero() -> None:
     """|(0, 2) - (0, 4)|^2 = 4; the log of Eq. 7 would be 0 wherever P'_1 is."""
     moving = VIRTUAL.clone().requires_grad_()
     loss = anchoring(moving, P, tensor([False, True, False]), 2.0)

@@ -74,13 +74,13 @@ def test_uniform_pooling_counts_each_holder_once() -> None:
     assert_close(pooled(*sent, uniform=True)["count"], tensor([4.0]))
 
 
-def test_a_sender_that_leaves_leaves_the_other_s_value() -> None:
+def test_without_one_sender_the_other_s_prototype_remains() -> None:
     left = pooled(prototypes([[1, 1]], [0]), prototypes([[3, 5]], [300]))
     assert_close(left["mean"], tensor([[3.0, 5.0]]))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_a_class_nobody_sends_keeps_its_last_prototype_and_count(uniform: bool) -> None:
+def test_a_class_that_no_client_sends_keeps_its_last_prototype_and_count(uniform: bool) -> None:
     old = prototypes([[7, 8], [5, 6], [0, 0]], [40, 50, 0])
     new = pooled(prototypes([[1, 1], [0, 0], [0, 0]], [2, 0, 0]), old=old, uniform=uniform)
     assert_close(new["mean"], tensor([[1.0, 1], [5, 6], [0, 0]]))
