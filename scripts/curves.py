@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedskew.evaluation.figures import FIGURES, figure
+from fedskew.evaluation.figures import ACCURACIES
 
 
 def main() -> None:
@@ -19,11 +19,11 @@ def main() -> None:
         for line in (path / "records.jsonl").read_text().splitlines():
             record = json.loads(line)
             if record["metrics"] is not None:
-                values = {word: figure(record, place) for word, place in FIGURES.items()}
-                told = {word: f"{value:.4f}" for word, value in values.items() if value is not None}
-                rows.append({"run": path.name, "round": str(record["round"] + 1), **told})
-    words = [word for word in ("run", "round", *FIGURES) if any(word in row for row in rows)]
-    writer = csv.DictWriter(sys.stdout, words)
+                values = {key: figure.read(record) for key, figure in ACCURACIES.items()}
+                shown = {key: f"{value:.4f}" for key, value in values.items() if value is not None}
+                rows.append({"run": path.name, "round": str(record["round"] + 1), **shown})
+    columns = [key for key in ("run", "round", *ACCURACIES) if any(key in row for row in rows)]
+    writer = csv.DictWriter(sys.stdout, columns)
     writer.writeheader()
     writer.writerows(rows)
 

@@ -160,7 +160,7 @@ def killed(folder: Path) -> None:
         check(not any(alive(pid) for pid in below), "a killed server leaves no process")
         again, _ = trial.serve("--resume", str(folder / "run"), port=port)
         check(
-            "after round 4" in again.wait_for("(taking up .*)") or "after round 5" in again.output(),
+            "after round 4" in again.wait_for("(resuming .*)") or "after round 5" in again.output(),
             "the server goes on after the last finished round",
         )
         check(again.end(180) == 0, "the run ends")
@@ -177,7 +177,7 @@ def killed(folder: Path) -> None:
 
 SPOIL = """
 import sys, torch
-from fedskew import cli
+from fedskew.cli.main import main
 from fedskew.deploy import node
 from fedskew.federation.wire import decode, encode
 honest = node.Node._work
@@ -201,7 +201,7 @@ def spoilt(self, ask, broadcast):
             blob = b"garbage" * 100
     return answer, blob
 node.Node._work = spoilt
-cli.main(sys.argv[1:])
+main(sys.argv[1:])
 """
 
 

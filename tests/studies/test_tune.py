@@ -118,15 +118,15 @@ def test_a_search_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
 def test_a_trial_that_was_cut_off_is_done_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedskew.studies import tune
 
-    real = tune.Run
+    real = tune.execute
 
     def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "Run", dies)
+    monkeypatch.setattr(tune, "execute", dies)
     with pytest.raises(KeyboardInterrupt):
         search(plan(tmp_path, methods=("fedavg",)), quiet)
-    monkeypatch.setattr(tune, "Run", real)
+    monkeypatch.setattr(tune, "execute", real)
     assert len(search(plan(tmp_path, methods=("fedavg",)), quiet)[0]["trials"]) == 3
 
 
@@ -205,4 +205,4 @@ def test_ctrl_c_says_how_to_go_on(fedskew: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tuning, "search", interrupted)
     said = fedskew("tune", "fedavg", "--budget", "1")
     assert said.code == 130
-    assert "the same command goes on" in said.err
+    assert "stopped; resume with: the same command" in said.err

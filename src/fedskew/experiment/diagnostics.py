@@ -19,7 +19,6 @@ from fedskew.federation.wire import decode
 from fedskew.federation.world import World
 
 CLIENTS = 10  # whose heads are compared
-DIAGNOSED = ("eigenvalue_spread", "head_distance")  # the figures of `diagnose`
 EPSILON = 1e-8  # added to variances: a dead feature correlates with nothing
 
 
