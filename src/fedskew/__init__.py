@@ -72,12 +72,13 @@ if not TYPE_CHECKING:  # so that a type checker rejects names that do not exist
         if name in _MODULE_OF:
             return getattr(import_module(f"fedskew.{_MODULE_OF[name]}"), name)
         if not name.startswith("_"):
-            methods = import_module("fedskew.methods")
+            registry = import_module("fedskew.methods").REGISTRY
             if name == "METHODS":
-                return methods.REGISTRY
-            if name in methods.__all__:
-                return getattr(methods, name)
+                return registry
+            if registry.get(name.lower(), object).__name__ == name:
+                return registry[name.lower()]
         raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
 
     def __dir__():
-        return sorted([*__all__, *import_module("fedskew.methods").__all__, "__version__"])
+        methods = (kind.__name__ for kind in import_module("fedskew.methods").REGISTRY.values())
+        return sorted([*__all__, *methods, "__version__"])

@@ -29,7 +29,7 @@ def run() -> Run:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(figures) == (0, 3)
+    assert doctest.testmod(figures) == (0, 6)
 
 
 def test_the_keys_of_tables_and_files_do_not_change() -> None:
@@ -42,8 +42,8 @@ def test_every_figure_with_a_place_is_in_a_run_s_result(run: Run) -> None:
     """FedAvg has all of them but an ensemble."""
     absent = [figure.key for figure in FIGURES.values() if figure.place and figure.read(run.result) is None]
     assert absent == ["ensemble"]
-    assert FIGURES["worst"].read(run.result) == run.result["metrics"]["clients"]["personal"]["worst_decile"]
-    assert FIGURES["global"].read({}) is None
+    assert FIGURES["worst"].read(run.result) == run.result.metrics.clients.personal.worst_decile
+    assert FIGURES["global"].read(None) is None
 
 
 def test_no_two_figures_have_the_same_words() -> None:

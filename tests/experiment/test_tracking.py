@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedskew.core.settings import UsageError
@@ -15,6 +16,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run, resume
 from fedskew.experiment.tracking import TRACKERS, flat, scalars, trackers
 from fedskew.studies.compare import run_methods
+from helpers.records import a_record
 
 SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=3)
 
@@ -27,24 +29,17 @@ def stopped_after(run: Run, rounds: int) -> None:
 
 
 def test_a_record_becomes_named_numbers() -> None:
-    record = {
-        "metrics": {
-            "global": {"accuracy": 0.5, "per_class": [0.5, None]},
-            "clients": {"sampled": True, "global": None},
-        },
-        "training": {"loss": 2.0},
-        "bytes_up": {"parameters": 3, "buffers": 4},
-        "bytes_down": {},
-        "lost": {"3": "why"},
-        **dict.fromkeys(("client_seconds", "server_seconds", "seconds"), 1.5),
-    }
+    costs = dict.fromkeys(("client_seconds", "server_seconds", "seconds"), 1.5)
+    sent = {"bytes_up": {"parameters": 3, "buffers": 4}, "training": {"loss": 2.0}, "lost": {3: "why"}}
+    record = a_record(0, 0.5, **sent, **costs)
     figures = scalars(record)
     assert figures.pop("global/accuracy") == 0.5
+    assert figures.pop("global/loss") == 1.0
     assert figures.pop("training/loss") == 2.0
     assert figures.pop("cost/bytes_up") == 7
     assert figures.pop("cost/lost") == 1
     assert set(figures) == {f"cost/{key}" for key in ("bytes_down", "client_seconds", "server_seconds", "seconds")}
-    assert "global/accuracy" not in scalars({**record, "metrics": None})
+    assert "global/accuracy" not in scalars(msgspec.structs.replace(record, metrics=None))
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
 
 
@@ -67,7 +62,7 @@ def test_tensorboard_gets_every_round_of_a_resumed_run(tmp_path: Path) -> None:
                 if value.tag == "global/accuracy":
                     seen[event.step] = value.simple_value
             blob = blob[12 + size + 4 :]
-    wanted = {r["round"] + 1: r["metrics"]["global"]["accuracy"] for r in run.records}
+    wanted = {r.round + 1: r.metrics.global_.accuracy for r in run.records}
     assert seen == pytest.approx(wanted)
     assert list(wanted) == [1, 2, 3]
     assert purged == [3]
@@ -138,7 +133,7 @@ def test_a_run_is_bit_identical_with_a_tracker(tmp_path: Path) -> None:
     plain, logged = Run(SMALL), Run(SMALL, out=tmp_path / "run", track=["tensorboard"])
     list(plain)
     list(logged)
-    assert plain.result["digest"] == logged.result["digest"]
+    assert plain.result.digest == logged.result.digest
 
 
 @pytest.mark.parametrize("when", ["begin", "record", "close"])
@@ -166,7 +161,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_continues(
     run = Run(SMALL, track=["broken"])
     with caplog.at_level(logging.WARNING, logger="fedskew"):
         list(run)
-    assert run.result["rounds"] == 3
+    assert run.result.rounds == 3
     assert caplog.text.count("no route to host") == 1
     assert Broken.rounds == {"begin": 0, "record": 1, "close": 3}[when]
 

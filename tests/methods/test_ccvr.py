@@ -152,5 +152,5 @@ def test_calibration_improves_accuracy_under_label_skew() -> None:
     training = Training(lr=0.1, batch_size=16, epochs=5)
     world = digits(CCVR(each=100), split="pcdd:clients=5,classes=2", training=training)
     records, simulation = rounds(world, 3)
-    scores = [simulation.evaluate(0, world.method.broadcast(r.server))["global"]["accuracy"] for r in records[-2:]]
+    scores = [simulation.evaluate(0, world.method.broadcast(r.server)).global_.accuracy for r in records[-2:]]
     assert scores[1] > scores[0] + 0.05

@@ -753,7 +753,7 @@ def test_a_model_is_evaluated_with_its_plain_head() -> None:
     z = site.infer(site.net.body, data)
     predicted = (z @ unfold(last)["weight"].flatten(0, 1).T).view(len(z), 10, 3).sum(2).argmax(1)
     accuracy = float((predicted == world.y_test).float().mean())
-    assert simulation.evaluate(1, world.method.broadcast(last))["global"]["accuracy"] == pytest.approx(accuracy)
+    assert simulation.evaluate(1, world.method.broadcast(last)).global_.accuracy == pytest.approx(accuracy)
 
 
 def test_traffic_is_model_class_vectors_and_prototypes() -> None:
@@ -861,4 +861,4 @@ def test_it_learns() -> None:
     world = digits(FedCD(), training=training, count=5)
     records, simulation = rounds(world, 5)
     broadcast = world.method.broadcast(records[-1].server)
-    assert simulation.evaluate(4, broadcast)["global"]["accuracy"] > 0.8
+    assert simulation.evaluate(4, broadcast).global_.accuracy > 0.8

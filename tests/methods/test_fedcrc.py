@@ -283,4 +283,4 @@ def test_fedcrc_mean_accuracy_of_clients_is_unweighted_and_the_weighted_one_besi
     """.9 on 10 samples and .5 on 90: (.9 + .5) / 2 = .7; (9 + 45) / 100 = .54."""
     figures = over_clients([Score((9,), (10,), 0.0), Score((45,), (90,), 0.0)])
     assert figures is not None
-    assert (figures["mean"], figures["weighted"]) == pytest.approx((0.7, 0.54), abs=1e-12)
+    assert (figures.mean, figures.weighted) == pytest.approx((0.7, 0.54), abs=1e-12)

@@ -161,8 +161,8 @@ def test_the_report_s_drift_equals_the_run_s_diagnostics(tmp_path: Path) -> None
     run = Run(asked, out=tmp_path / "run")
     list(run)
     write_report([tmp_path / "run"], tmp_path / "r.html", drift=True, data_dir=None)
-    found = run.result["diagnostics"]
-    shown = f"<td>{found['head_distance']:.4g}</td><td>{found['eigenvalue_spread']:.4g}</td>"
+    found = run.result.diagnostics
+    shown = f"<td>{found.head_distance:.4g}</td><td>{found.eigenvalue_spread:.4g}</td>"
     assert shown in (tmp_path / "r.html").read_text()
 
 
@@ -239,7 +239,7 @@ def test_the_report_command_and_its_errors(fedskew: Any, runs: Path, monkeypatch
     Path("empty").mkdir()
     Path("empty/settings.toml").write_text(BASE.to_toml())
     assert "no round yet" in fedskew("report", "empty").err
-    Path("empty/records.jsonl").write_text("{")
+    Path("empty/records.jsonl").write_text("{\n")
     assert "cannot be read" in fedskew("report", "empty").err
     Path("empty/settings.toml").write_text("rounds = 0")
     assert "rounds=0" in fedskew("report", "empty").err

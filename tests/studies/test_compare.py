@@ -14,6 +14,7 @@ from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
 from fedskew.studies.compare import Compared, run_methods, summarise, write
 from fedskew.studies.execution import Outcome, execute
+from helpers.records import a_record, a_result
 
 BASE = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp", rounds=2)
 
@@ -40,7 +41,7 @@ def test_every_method_sees_the_same_clients_and_cohorts(tmp_path: Path) -> None:
         (1, "fedavg"),
         (1, "fedprox"),
     ]
-    cohorts = [[r["cohort"] for r in run.outcome.records] for run in runs]
+    cohorts = [[r.cohort for r in run.outcome.records] for run in runs]
     assert cohorts[0] == cohorts[1] != cohorts[2] == cohorts[3]
 
 
@@ -71,18 +72,15 @@ def test_an_interrupted_run_is_resumed_even_if_its_last_record_is_torn(tmp_path:
     seen: list[int] = []
     outcome = execute(BASE, tmp_path / "run", lambda run, record: seen.append(record.round))
     assert seen == [1]
-    assert outcome.result["digest"] == execute(BASE, None).result["digest"]
+    assert outcome.result.digest == execute(BASE, None).result.digest
 
 
 def test_figures_are_means_and_standard_deviations_over_seeds(tmp_path: Path) -> None:
     """Accuracies .6 and .8: mean .7, standard deviation of two .1414; a target of .7 is reached by one seed only."""
 
     def run_of(seed: int, accuracy: float) -> Compared:
-        metrics = {"global": {"accuracy": accuracy}, "clients": None, "new": None}
-        record = {"round": 0, "bytes_up": {"p": 3}, "bytes_down": {"p": 4}, "metrics": metrics}
-        costs = {"bytes_up": 3, "bytes_down": 4, "client_seconds": 1.0, "server_seconds": 0.5, "rounds": 1}
-        result = {"accuracy": accuracy, "digest": "d", "metrics": metrics, **costs}
-        return Compared("fedavg", seed, Outcome(result, [record]))
+        record = a_record(0, accuracy, bytes_up={"p": 3}, bytes_down={"p": 4})
+        return Compared("fedavg", seed, Outcome(a_result(accuracy, bytes_up=3, bytes_down=4), [record]))
 
     runs = [run_of(0, 0.6), run_of(1, 0.8)]
     (line,) = summarise(runs, target=0.7)

@@ -17,6 +17,7 @@ from fedskew.core.settings import UsageError, parse
 from fedskew.data.sources.catalogue import SOURCES, Source
 from fedskew.data.split.chain import make_partition
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.result import Diagnostics
 from fedskew.experiment.run_directory import read_run
 from fedskew.models import build
 from fedskew.report.results import lines, markdown, overview, sentences
@@ -25,6 +26,7 @@ from fedskew.studies.tables.finished import FinishedTable, finish, read_tables
 from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
 from fedskew.studies.tables.running import Work, plan, run_table
 from fedskew.studies.tables.verdicts import Cell, RowVerdict, cells, measured, with_verdicts
+from helpers.records import a_record, a_result
 
 SMALL = """
 title = "A small table, in %"
@@ -281,18 +283,9 @@ def test_a_cell_is_the_mean_over_settings_then_over_seeds(small: Path) -> None:
 
 
 def outcome_of(accuracy: float, curve: tuple[float, ...] = ()) -> Outcome:
-    records = [
-        {
-            "round": i,
-            "metrics": {"global": {"accuracy": a}},
-            "bytes_up": {"p": 4_000_000},
-            "bytes_down": {},
-            "trained": [0, 1],
-        }
-        for i, a in enumerate(curve or (accuracy,))
-    ]
-    drift = {"eigenvalue_spread": 7.0, "head_distance": None}
-    return Outcome({"metrics": {"global": {"accuracy": accuracy}}, "seconds": 6.0, "diagnostics": drift}, records)
+    records = [a_record(i, a, bytes_up={"p": 4_000_000}, trained=[0, 1]) for i, a in enumerate(curve or (accuracy,))]
+    drift = Diagnostics(eigenvalue_spread=7.0, head_distance=None, clients=2)
+    return Outcome(a_result(accuracy, seconds=6.0, diagnostics=drift), records)
 
 
 def test_every_figure_is_measured_in_its_unit() -> None:

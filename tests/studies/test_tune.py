@@ -12,11 +12,13 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
+from fedskew.evaluation.metrics import Metrics, Population
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Evaluation, Experiment, Holdout, from_dict, read_toml
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
 from fedskew.studies.tune import Search, criterion, declared_ranges, read_range, search, space
+from helpers.records import over_clients
 
 BASE = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=2, training=Training(lr=0.1))
 
@@ -67,7 +69,8 @@ def test_validation_without_validation_data_is_a_mistake() -> None:
 
 
 def test_what_is_made_large_is_the_global_model_on_all_validation_samples_or_the_personal_mean() -> None:
-    metrics = {"clients": {"global": {"weighted": 0.6, "mean": 0.1}, "personal": {"mean": 0.9, "weighted": 0.2}}}
+    shared, personal = over_clients(weighted=0.6, mean=0.1), over_clients(mean=0.9, weighted=0.2)
+    metrics = Metrics(clients=Population(global_=shared, personal=personal, never_trained=0, sampled=False))
     assert criterion(metrics, "global") == 0.6
     assert criterion(metrics, "personal") == 0.9
 

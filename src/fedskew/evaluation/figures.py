@@ -32,6 +32,7 @@ class Figure:
         """The figure's value in a run's result (or a record that was evaluated); None if the run has none.
 
         >>> from types import SimpleNamespace
+        >>> from fedskew.evaluation.metrics import ModelMetrics
         >>> shared = ModelMetrics(accuracy=0.9, loss=0.3, per_class=[0.9])
         >>> result = SimpleNamespace(metrics=Metrics(global_=shared))
         >>> FIGURES["global"].read(result), FIGURES["personal"].read(result)
