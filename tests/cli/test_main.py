@@ -229,6 +229,7 @@ def test_split_prints_the_split_and_draws_it(fedskew: Any, tmp_path: Path) -> No
     assert set(table["classes"]) == {2}
 
 
+@pytest.mark.slow  # two rounds of every method, twice, for their costs
 def test_every_listing_has_a_table_and_a_json_form(fedskew: Any) -> None:
     assert "fedprox" in fedskew("methods").out
     assert {row["name"] for row in fedskew("methods", "--json").json()["methods"]} >= {"fedavg", "fedprox"}

@@ -461,7 +461,8 @@ def test_the_ensemble_of_a_round_is_eqs_12_to_16_on_its_models() -> None:
     assert_close(found, s * (c["a"] * tl.logits + c["b"]) + (1 - s) * cr.logits)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # two worker processes
+@pytest.mark.usefixtures("quick_workers")
 def test_the_ensemble_has_the_same_figures_for_any_number_of_workers() -> None:
     alone, two = (judged(replace(FEW, led=False), workers) for workers in (1, 2))
     assert alone.metrics == two.metrics

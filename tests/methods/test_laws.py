@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+from functools import cache
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def bits(records: list[Record], simulation: Simulation) -> list[str]:
     """Fingerprints of the server's last state and of every client's."""
     store = simulation.store
     return [digest(records[-1].server), *(sha256(store.get(c)) for c in range(simulation.population))]
+
+
+@cache
+def two_rounds(name: str) -> list[str]:
+    """What two rounds in a fresh world come to."""
+    return bits(*rounds(world_of(name), 2))
 
 
 every_method = pytest.mark.parametrize("name", REGISTRY)
@@ -100,8 +107,8 @@ def test_payloads_survive_the_wire_and_updates_keep_their_layout(name: str) -> N
 
 @every_method
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str) -> None:
-    a, b, other = (bits(*rounds(world_of(name, seed=seed), 2)) for seed in (0, 0, 1))
-    assert a == b != other
+    again, other = (bits(*rounds(world_of(name, seed=seed), 2)) for seed in (0, 1))
+    assert two_rounds(name) == again != other
 
 
 @every_method
@@ -109,7 +116,7 @@ def test_nothing_depends_on_what_a_site_did_before(name: str) -> None:
     """The scratch net and its spares are meaningless between calls: a used world gives what a fresh one does."""
     used = world_of(name)
     rounds(used, 1)
-    assert bits(*rounds(used, 2)) == bits(*rounds(world_of(name), 2))
+    assert bits(*rounds(used, 2)) == two_rounds(name)
 
 
 @every_method
@@ -173,7 +180,8 @@ def test_the_docstring_of_its_file_opens_with_the_declared_paper(name: str) -> N
         assert text
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # five processes for each method
+@pytest.mark.usefixtures("quick_workers")
 @every_method
 def test_the_bits_are_the_same_for_one_two_and_three_workers(name: str) -> None:
     digests = set()

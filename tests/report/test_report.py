@@ -75,6 +75,7 @@ def browse(page: Path, tmp_path: Path, *options: str) -> tuple[dict[str, Any], s
     return dict(json.loads(found[1].replace("&quot;", '"'))), "\n".join(printed)
 
 
+@pytest.mark.slow  # starts a browser
 @pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(BROWSERS)} is installed")
 @pytest.mark.parametrize(
     ("options", "page_colour", "ink"),
@@ -96,6 +97,7 @@ def test_a_browser_without_network_draws_every_chart_and_logs_no_error(
     assert (found["page"], found["ink"]) == (page_colour, ink)
 
 
+@pytest.mark.slow  # starts a browser
 @pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(BROWSERS)} is installed")
 def test_the_probe_detects_a_chart_that_is_not_drawn_and_an_error(page: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"

@@ -27,7 +27,7 @@ from fedskew.methods.fedavg import FedAvg
 from helpers.processes import alive, leftovers, train
 from toys import digits
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow  # processes are started; where it does not matter how, by `quick_workers`
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again() -> None:
@@ -43,6 +43,7 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again() -> None:
     assert digest(records[-1].server) == digest(alone[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
     faults = parse_faults("die:client=2,round=1")
     with Simulation(digits(FedAvg()), workers=2, faults=faults) as simulation:
@@ -52,6 +53,7 @@ def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
     assert digest(here[-1].server) == digest(records[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_nothing_is_left_after_a_normal_end_or_an_error() -> None:
     with Simulation(digits(FedAvg()), workers=2) as simulation:
         train(simulation, 1)
@@ -63,6 +65,7 @@ def test_nothing_is_left_after_a_normal_end_or_an_error() -> None:
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("fedskew")]
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
     alone = train(Simulation(digits(FedAvg())), 1)
     with Simulation(digits(FedAvg()), workers=2) as simulation:
@@ -74,6 +77,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
     assert digest(records[-1].server) == digest(alone[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for few updates, a cohort of 40 is trained without holding 40 of them."""
     monkeypatch.setattr("fedskew.federation.simulate.processes.HELD", 1)
