@@ -48,7 +48,7 @@ def test_parts_are_random_and_a_client_s_own() -> None:
 
 
 def test_each_client_s_test_part_is_drawn_independently_of_the_others() -> None:
-    """Twenty clients of ten samples, two for testing: 45 possible pairs of positions, so one draw for all is no chance."""
+    """Twenty clients of ten samples, two for testing: most of their positions differ (there are 45 pairs)."""
     clients = tuple(np.split(np.arange(200), 20))
     parts = portion(Partition(clients, np.empty(0, np.int64)), test=0.2, seed=0)
     positions = {tuple(sorted(part.test - samples[0])) for samples, part in zip(clients, parts, strict=True)}
