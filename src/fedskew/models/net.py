@@ -58,7 +58,7 @@ def wrap(module: nn.Module, head: str) -> Net:
         owner = body.get_submodule(parent)
         layer = owner.get_submodule(last)
     except AttributeError:
-        raise UsageError(f"head '{head}' is invalid: the net has no such layer. {known}") from None
+        raise UsageError(f"head '{head}' is invalid: the net has no layer '{head}'. {known}") from None
     inner = [part for part in layer.modules() if isinstance(part, nn.Linear)]
     if layer is owner or not inner:
         raise UsageError(f"head '{head}' is invalid: it has no Linear layer. {known}")

@@ -19,7 +19,7 @@ from helpers.splits import CIFAR10, MNIST, balanced, sizes, table
         (4900, 100, [4900, 2937, 1760, 1055, 632, 379, 227, 136, 81, 49]),
     ],
 )
-def test_long_longtail_counts_are_the_published_ones(head: int, factor: int, counts: list[int]) -> None:
+def test_long_tail_counts_are_the_published_ones(head: int, factor: int, counts: list[int]) -> None:
     assert longtail_counts(head, 10, factor) == counts
 
 
