@@ -90,7 +90,7 @@ OVER_CLIENTS = _by_key(
 # what `evaluation.diagnose` adds to a run's result
 DIAGNOSTICS = _by_key(
     Figure("eigenvalue_spread", "eigenvalue spread", "", "lower", ("diagnostics", "eigenvalue_spread")),
-    Figure("head_distance", "mean distance of heads", "", "lower", ("diagnostics", "head_distance")),
+    Figure("head_distance", "mean distance of clients' heads", "", "lower", ("diagnostics", "head_distance")),
 )
 # what a run costs: totals in a result, one round's share in a record (see `round_costs`)
 COSTS = _by_key(
