@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,47 +19,15 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.result import Diagnostics
 from fedskew.experiment.run_directory import read_run
 from fedskew.models import build
-from fedskew.report.results import lines, markdown, overview, sentences
 from fedskew.studies.execution import Outcome, execute
-from fedskew.studies.tables.finished import FinishedTable, finish, read_tables
+from fedskew.studies.tables.finished import read_tables
 from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
-from fedskew.studies.tables.running import Work, plan, run_table
+from fedskew.studies.tables.running import plan, run_table
 from fedskew.studies.tables.verdicts import Cell, RowVerdict, cells, measured, with_verdicts
 from helpers.records import a_record, a_result
+from recipes import SMALL
 
-SMALL = """
-title = "A small table, in %"
-source = "ourselves"
-tolerance = 5.0
-seeds = [0, 1]
-proposed = "FedProx"
-[columns]
-FedAvg = "fedavg"
-FedProx = "fedprox:mu=0.1"
-Own = { method = "finetune", figure = "personal" }
-Same = { method = "finetune", figure = "global" }
-[settings]
-rounds = 2
-model = "mlp:hidden=16"
-training.lr = 0.2
-[rows.skewed]
-split = "dirichlet:alpha=0.5,clients=4"
-paper = [60.0, 70.0, nan, 60]
-[rows.mean]
-mean_over = [{ split = "iid:clients=4" }, { split = "pcdd:clients=5,classes=2" }]
-options."*" = { mu = 0.2 }
-options.Own = { epochs = 2 }
-paper = [60.0, 70.0, 90.0, 60.0]
-[reduced]
-what = "fewer samples, one seed."
-minutes = 1
-rows = ["skewed"]
-seeds = [0]
-cut = "sample:keep=600"
-options.FedProx = { mu = 0.3 }
-[reduced.settings]
-rounds = 1
-"""
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
@@ -370,168 +337,7 @@ def test_a_missing_value_ranks_last_in_either_direction(small: Path) -> None:
     assert check(reach, ours, "paper")[0][1].verdict == "not reached"
 
 
-def table_of(recipe: Recipe, works: list[Work], scale: Any, ours: dict[str, float | None]) -> FinishedTable:
-    paper = {"FedAvg": 60.0, "FedProx": 70.0}
-    return finish(recipe, scale, works, [Cell("skewed", c, v, 0.5, paper[c], (0, 1)) for c, v in ours.items()])
-
-
-def test_the_reduced_scale_never_shows_the_paper_s_own_number(small: Path) -> None:
-    recipe = load_recipe(str(small))
-    works = plan(recipe, "reduced", [], ["FedAvg", "FedProx"], [], Path("x"))
-    failed = table_of(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": None})
-    failed.cells[1] = replace(failed.cells[1], verdict="diverged")
-    assert overview([failed])[1][4:] == ["-", "+10.00", "diverged", "0 of 1"]
-    page = markdown([table_of(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": 33.0})])
-    assert "| A small table, in % | reduced | skewed | FedProx | +3.00 | +10.00 | gain kept | 1 of 1 |" in page
-    assert "70.00" not in page
-    assert "60.00" not in page
-    assert "| skewed | FedProx | 33.00 ±0.50 | +3.00 | +10.00 | gain kept |" in page
-    assert "Reduced: fewer samples, one seed." in page
-    assert (
-        "- skewed: order of the methods kept (1 of 1 pairs); FedProx over FedAvg +3.00 points, in the paper +10.00"
-        in page
-    )
-
-
-def test_the_paper_s_scale_shows_ours_beside_the_paper_s(small: Path) -> None:
-    recipe = load_recipe(str(small))
-    works = plan(recipe, "paper", ["skewed"], ["FedAvg", "FedProx"], [], Path("x"))
-    made = table_of(recipe, works, "paper", {"FedAvg": 61.5, "FedProx": 50.0})
-    assert lines(made)[0] == ["skewed", "FedAvg", "61.50 ±0.50", "60.00", "+1.50", "within"]
-    assert sentences(made)[0] == "1 of 2 values within 5 points of the paper's"
-    assert "order of the methods not kept (0 of 1 pairs)" in sentences(made)[1]
-    assert made.settings["rounds"] == 2
-    assert made.methods["FedProx"] == {"name": "fedprox", "mu": 0.1}
-    assert len(made.runs) == 4
-
-
-@pytest.mark.parametrize(("tolerance", "shown"), [(5, "60.00"), (0.05, "60.00"), (0.001, "60.000"), (2e-4, "60.0000")])
-def test_a_number_has_as_many_decimals_as_the_tolerance_needs(small: Path, tolerance: float, shown: str) -> None:
-    recipe = replace(load_recipe(str(small)), tolerance=tolerance)
-    works = plan(recipe, "paper", ["skewed"], ["FedAvg"], [0], Path("x"))
-    assert lines(table_of(recipe, works, "paper", {"FedAvg": 61.5}))[0][3] == shown
-    assert (
-        lines(table_of(recipe, works, "paper", {"FedAvg": 60 - 1e-9}))[0][4] == f"+0.{'0' * (len(shown) - 3)}"
-    )  # never -0
-
-
-# --- the committed results
-
-RESULTS = Path(__file__).parents[2] / "results"
-
-
-def test_the_committed_tables_are_read_and_written_without_change() -> None:
-    files = sorted(RESULTS.glob("*.json"))
-    assert [table.to_json() for table in read_tables(RESULTS)] == [path.read_text() for path in files]
-
-
-def test_the_page_of_results_is_fresh() -> None:
-    page = (RESULTS.parent / "docs" / "results.md").read_text()
-    assert markdown(read_tables(RESULTS)) == page, "run `make results`"
-
-
-# --- the command
-
-
-def test_the_table_command_runs_prints_saves_and_documents(fedskew: Any, small: Path, tmp_path: Path) -> None:
-    run = fedskew("table", str(small), "--workers", "1")
-    assert run.code == 0, run.err
-    for words in (
-        "3 runs, 0 of them finished",
-        "fewer samples, one seed",
-        "run 3 of 3",
-        "over FedAvg",
-        "results/small-reduced.json",
-    ):
-        assert words in run.out
-    kept = json.loads(Path("results/small-reduced.json").read_text())
-    assert {"commit", "versions", "settings", "runs", "date"} <= kept.keys()
-    assert "3 of them finished" in fedskew("table", str(small), "--workers", "1").out
-    assert fedskew("table", "docs").code == 0
-    assert "fedskew table small --scale reduced" in Path("docs/results.md").read_text()
-
-
-def test_part_of_a_table_is_not_saved_as_a_finished_one(fedskew: Any, small: Path) -> None:
-    run = fedskew(
-        "table", str(small), "--row", "skewed", "--column", "FedAvg", "--seeds", "5", "--json", "--workers", "1"
-    )
-    assert [cell["seeds"] for cell in run.json()["cells"]] == [[5]]
-    assert not Path("results").exists()
-    assert Path("runs/tables/small/small-reduced.json").exists()
-
-
-def test_the_list_of_tables_has_their_cells(fedskew: Any) -> None:
-    assert "fedmr-table7" in fedskew("table", "list").out
-    rows = {row["name"]: row for row in fedskew("table", "list", "--json").json()["tables"]}
-    assert rows["fedmr-table1"]["cells"] == {"paper": 160, "reduced": 56}
-
-
-MISTAKES = [
-    (["table", "fedcd-tabel4"], "did you mean 'fedcd-table4'?"),
-    (["table", "fedcd-table1"], "cifar10 is not in"),
-    (["table", "fedcd-table1", "--row", "CIFAR10 b=.4"], "did you mean 'CIFAR10 b=.5'?"),
-    (["table", "fedcd-table1", "--column", "FedAgv"], "did you mean 'FedAvg'?"),
-    (["table", "fedcd-table1", "--scale", "reducd"], "did you mean 'reduced'?"),
-    (["table", "fedcd-table1", "--seeds", "a"], "whole numbers"),
-    (["table", "nowhere.toml"], "cannot be read"),
-    (["table", "docs"], "no finished table"),
-    (["table", "fedcd-table1", "--track", "tensorbord"], "did you mean 'tensorboard'?"),
-]
-
-
-@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_a_mistake_in_the_table_command_is_one_sentence(fedskew: Any, words: list[str], sentence: str) -> None:
-    run = fedskew(*words)
-    assert run.code == 2
-    assert sentence in run.err
-    assert len(run.err.strip().splitlines()) == 1
-
-
-def test_a_damaged_result_is_named(fedskew: Any) -> None:
-    whole = json.loads(next(RESULTS.glob("*.json")).read_text())
-    Path("results").mkdir()
-    Path("results/x.json").write_text("{")
-    assert "results/x.json is not a finished table" in fedskew("table", "docs").err
-    broken = json.dumps({**whole, "cells": [{"row": "a"}]})
-    Path("results/x.json").write_text(broken)
-    assert (
-        "results/x.json is not a finished table: Object missing required field `column`" in fedskew("table", "docs").err
-    )
-    Path("results/x.json").write_text('{"cells": [], "rows": {}}')
-    run = fedskew("table", "docs")
-    assert (run.code, Path("docs").exists()) == (2, False)
-    assert "results/x.json is not a finished table: it lacks table, scale, title, unit, tolerance," in run.err
-
-
-def test_a_table_that_cannot_be_written_is_an_error(fedskew: Any, small: Path) -> None:
-    Path("taken").write_text("")
-    run = fedskew("table", str(small), "--results", "taken", "--workers", "1")
-    assert run.code == 2
-    assert "cannot be written" in run.err
-
-
-def test_ctrl_c_says_how_to_resume(fedskew: Any, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedskew.cli import tables
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tables, "run_table", interrupted)
-    run = fedskew("table", str(small), "--workers", "1")
-    assert run.code == 130
-    assert "stopped; resume with: the same command" in run.err
-
-
-def test_missing_data_and_diverged_runs_are_explained(fedskew: Any, small: Path) -> None:
-    text = SMALL.replace("[rows.skewed]", '[rows.absent]\ndata = "svhn"\npaper = [60, 70, 1, 1]\n[rows.skewed]')
-    text = text.replace('"fedprox:mu=0.1"', '"fedavgm:server_lr=1e30"').replace('rows = ["skewed"]', "rows = []")
-    text = text.replace('options."*" = { mu = 0.2 }\n', "").replace("options.FedProx = { mu = 0.3 }\n", "")
-    small.write_text(text.replace("rounds = 1", "rounds = 3"))
-    run = fedskew("table", str(small), "--row", "skewed", "--row", "absent", "--workers", "1")
-    assert run.code == 0, run.err
-    assert "note: svhn is not in" in run.out
-    assert "absent: the data set svhn is not available" in run.out
-    assert "skewed | FedProx: 0 of 4 clients gave a usable update" in run.out
+# --- finished tables
 
 
 def test_the_commit_is_that_of_the_working_copy_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,3 +345,8 @@ def test_the_commit_is_that_of_the_working_copy_or_none(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(finished, "ROOT", tmp_path)
     assert finished.commit() == ""
+
+
+def test_the_committed_tables_are_read_and_written_without_change() -> None:
+    files = sorted(RESULTS.glob("*.json"))
+    assert [table.to_json() for table in read_tables(RESULTS)] == [path.read_text() for path in files]

@@ -92,7 +92,7 @@ class Meter:
 
 @contextmanager
 def metered(screen: Console, total: int, completed: int = 0, unit: str = "round") -> Iterator[Meter]:
-    """A `Meter` while work goes on; `unit` is what the bar counts."""
+    """A `Meter` for the work inside; `unit` is what the bar counts."""
     columns = (
         TextColumn(unit),
         MofNCompleteColumn(),

@@ -69,10 +69,10 @@ def _accuracy(key: str, words: str, *place: str) -> Figure:
 # the accuracies that comparisons, tables and reports show, in this order
 ACCURACIES = _by_key(
     _accuracy("global", "global model, balanced test set", "global", "accuracy"),
-    _accuracy("head", "global model, head: most frequent third of classes", "global", "head"),
-    _accuracy("middle", "global model, middle: other classes", "global", "middle"),
-    _accuracy("tail", "global model, tail: rarest third of classes", "global", "tail"),
-    _accuracy("ensemble", "server's ensemble, balanced test set", "ensemble", "accuracy"),
+    _accuracy("head", "global model, head classes (most frequent third)", "global", "head"),
+    _accuracy("middle", "global model, middle classes", "global", "middle"),
+    _accuracy("tail", "global model, tail classes (rarest third)", "global", "tail"),
+    _accuracy("ensemble", "ensemble at the server, balanced test set", "ensemble", "accuracy"),
     _accuracy("clients", "global model, clients' test parts: mean", "clients", "global", "mean"),
     _accuracy("personal", "personal models, clients' test parts: mean", "clients", "personal", "mean"),
     _accuracy("worst", "personal models, clients' test parts: worst tenth", "clients", "personal", "worst_decile"),
@@ -94,7 +94,7 @@ OVER_CLIENTS = _by_key(
 # what `evaluation.diagnose` adds to a run's result
 DIAGNOSTICS = _by_key(
     Figure("eigenvalue_spread", "eigenvalue spread", "", "lower", ("diagnostics", "eigenvalue_spread")),
-    Figure("head_distance", "mean distance of heads", "", "lower", ("diagnostics", "head_distance")),
+    Figure("head_distance", "mean distance of clients' heads", "", "lower", ("diagnostics", "head_distance")),
 )
 # what a run costs: totals in a result, one round's share in a record (see `round_costs`)
 COSTS = _by_key(

@@ -76,7 +76,7 @@ class MLflow:
         known = identifier(folder, "mlflow", lambda: "") if first else ""
         run = self.package.start_run(run_id=known or None, run_name=None if known else folder.name)
         if not known:
-            identifier(folder, "mlflow", lambda: str(run.info.run_id), anew=True)
+            identifier(folder, "mlflow", lambda: str(run.info.run_id), renew=True)
             self.package.log_params(flat(settings))
 
     def record(self, figures: dict[str, float], step: int) -> None:
@@ -93,7 +93,7 @@ class WandB:
         self.package = library("wandb", "wandb")
 
     def begin(self, folder: Path, settings: dict[str, Any], first: int) -> None:
-        name = identifier(folder, "wandb", lambda: uuid.uuid4().hex[:12], anew=not first)
+        name = identifier(folder, "wandb", lambda: uuid.uuid4().hex[:12], renew=not first)
         folder.mkdir(parents=True, exist_ok=True)
         self.run = self.package.init(
             project="fedskew", id=name, name=folder.name, config=settings, dir=str(folder), resume="allow"
@@ -114,11 +114,11 @@ def trackers(names: Sequence[str]) -> list[Tracker]:
     return [choose("tracker", name, TRACKERS)() for name in names]
 
 
-def identifier(folder: Path, tracker: str, make: Callable[[], str], *, anew: bool = False) -> str:
-    """The name by which a tracker knows the run in this folder. If there is none, or with `anew`, `make` makes one."""
+def identifier(folder: Path, tracker: str, make: Callable[[], str], *, renew: bool = False) -> str:
+    """The name by which a tracker knows the run in this folder. If there is none, or with `renew`, `make` makes one."""
     path = folder / IDENTIFIERS
     names: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    if anew or tracker not in names:
+    if renew or tracker not in names:
         names[tracker] = make()
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(names))

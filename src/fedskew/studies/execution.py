@@ -35,7 +35,7 @@ def execute(experiment: Experiment, path: Path | None, watch: Watch | None = Non
     """Run an experiment in the directory `path`: resume it if it was interrupted, read it if it is finished.
 
     A directory that holds a run with other settings is a `UsageError`. A run that loses its quorum (it diverged, for
-    example) does not raise: the study goes on with the others, and `Outcome.failed` says why.
+    example) does not raise: the study continues with the others, and `Outcome.failed` says why.
 
     Args:
         experiment: what to run.

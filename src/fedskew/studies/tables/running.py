@@ -23,7 +23,7 @@ from fedskew.studies.tables.recipe import Recipe, Scale
 
 @dataclass(frozen=True)
 class Work:
-    """One run of a table. A cell is the mean of several runs if it stands for several settings or seeds."""
+    """One run of a table. A cell is the mean of several runs if it covers several settings or seeds."""
 
     row: str
     column: str
