@@ -78,13 +78,13 @@ def run_options(
 ) -> dict[str, Any]:
     """Where and how a run is carried out, beside what it is; mistakes are found here."""
     from fedskew.experiment.tracking import trackers
-    from fedskew.federation.simulate.ray import package
+    from fedskew.federation.simulate.ray import import_ray
 
     trackers(track or [])
     if engine not in ("processes", "ray"):
         raise UsageError(f"--engine {engine} will not do: there are processes and ray.")
     if engine == "ray":
-        package()
+        import_ray()
     return {
         "workers": worker_count(workers),
         "engine": engine,
