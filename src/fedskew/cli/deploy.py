@@ -151,7 +151,7 @@ def join_command(
     from fedskew.deploy import node
     from fedskew.deploy.states import States
 
-    door = node.open_door(server, certs, insecure)
+    address = node.server_address(server, certs, insecure)
     if insecure and not name:
         raise UsageError("--insecure needs a --name for this site, as in --name site-1.")
     if certs is not None:
@@ -162,7 +162,7 @@ def join_command(
     lock = node.lock_states(folder)
     try:
         own = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
-        node.join(own, door, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
+        node.join(own, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
     finally:
         lock.release()
 
