@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.experiment.costs import ledger
+from fedskew.experiment.costs import measure_costs
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.taunorm import TauNorm
@@ -22,7 +22,7 @@ PROTOTYPES = 4 * CLASSES * (net.features + 1)  # a mean and a count a class
 
 
 def test_fedavg_sends_the_model_both_ways_and_keeps_nothing() -> None:
-    plain = ledger(FedAvg())
+    plain = measure_costs(FedAvg())
     assert sum(plain.down.values()) == sum(plain.up.values()) == sum(plain.server.values()) == WEIGHTS
     assert plain.client == {}
 
@@ -80,7 +80,7 @@ def test_the_page_in_docs_is_the_one_made_from_the_methods() -> None:
 
 def test_the_costs_follow_from_the_model() -> None:
     """tau-norm's broadcast holds a second head: C (d + 1) numbers."""
-    small = ledger(TauNorm(), "mlp", (1, 8, 8), 3)
-    plain = ledger(FedAvg(), "mlp", (1, 8, 8), 3)
+    small = measure_costs(TauNorm(), "mlp", (1, 8, 8), 3)
+    plain = measure_costs(FedAvg(), "mlp", (1, 8, 8), 3)
     assert sum(small.down.values()) - sum(plain.down.values()) == 4 * 3 * (200 + 1)
-    assert fedavg() == ledger(FedAvg(), MODEL, SHAPE, CLASSES)
+    assert fedavg() == measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)

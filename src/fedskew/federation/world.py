@@ -85,7 +85,7 @@ class World:
     std: tuple[float, ...] = ()
     noise: tuple[float, ...] | None = None  # each client's feature noise; None: none
     rotation: tuple[float, ...] | None = None  # each client's rotation of images; None: none
-    fast: bool = True  # False: torch's own layers and optimizers, the reference
+    fast: bool = True  # False: torch's own layers and optimisers, the reference
     device: str = "cpu"
     loss: Loss = plain  # the loss of the task
 

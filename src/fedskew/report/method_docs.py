@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedskew.core.method import Method
-from fedskew.experiment.costs import Ledger, Sizes, beyond, ledger
+from fedskew.experiment.costs import Costs, Sizes, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 
@@ -58,17 +58,17 @@ def entry(name: str) -> Entry:
     if not re.search(r"\b20\d\d\b|University", reference):  # no paper: all of it is explanation
         reference, text = "", rest
     whose = dict(SETTING.findall(inspect.getsource(kind)))
-    costs, plain = ledger(kind(**SHORT.get(name, {})), MODEL, SHAPE, CLASSES), fedavg()
+    costs, plain = measure_costs(kind(**SHORT.get(name, {})), MODEL, SHAPE, CLASSES), fedavg()
     return Entry(
         name=name,
         title=" ".join(title.split()),
         reference=" ".join(reference.split()),
         text=text,
         settings={f.name: (f.default, whose.get(f.name, "")) for f in dataclasses.fields(kind)},
-        down=beyond(costs.down, plain.down),
-        up=beyond(costs.up, plain.up),
+        down=extra_bytes(costs.down, plain.down),
+        up=extra_bytes(costs.up, plain.up),
         keeps=costs.client,
-        server=beyond(costs.server, plain.server),
+        server=extra_bytes(costs.server, plain.server),
         once={stage: sum(up.values()) for stage, (_, up) in costs.once.items()},
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
@@ -77,8 +77,8 @@ def entry(name: str) -> Entry:
 
 
 @lru_cache(maxsize=1)
-def fedavg() -> Ledger:
-    return ledger(FedAvg(), MODEL, SHAPE, CLASSES)
+def fedavg() -> Costs:
+    return measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)
 
 
 def numbers(count: int) -> str:
