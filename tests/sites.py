@@ -37,9 +37,9 @@ class Played:
         self.told.put(({"event": "ready", "port": 1, "nodes": numbers}, b""))
         self.told.put(({"event": "nodes", "online": [100 + place for place in range(len(nodes))]}, b""))
 
-    def tell(self, header: Header, blob: Any = b"") -> None:
+    def send(self, header: Header, blob: Any = b"") -> None:
         if header["do"] == "forget":
-            self.forgotten.append(header["ask"])
+            self.forgotten.append(header["batch"])
             return
         for number, own in zip(header["to"], header["headers"], strict=True):
             ask: Header = json.loads(json.dumps(own))
@@ -48,11 +48,11 @@ class Played:
             reply = json.loads(json.dumps(as_header(answer))), bytes(payload)
             sent = self.spoil(number - 100, ask, *reply) if self.spoil is not None else reply
             if sent is not None:
-                event = {"event": "reply", "ask": header["ask"], "node": number}
+                event = {"event": "reply", "batch": header["batch"], "node": number}
                 event |= {"lost": sent[0]["left"]} if "left" in sent[0] else {"header": sent[0]}
                 self.told.put((event, sent[1]))
 
-    def hear(self, seconds: float | None = None) -> tuple[Header, bytes] | None:
+    def receive(self, seconds: float | None = None) -> tuple[Header, bytes] | None:
         return self.told.get(timeout=0.05 if seconds is None else min(seconds, 0.05))
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from fedskew.data.sources.loading import load
 from fedskew.data.split.partition import Partition, Parts
 from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
-from fedskew.deploy.messages import Ask, SiteFacts, as_header
+from fedskew.deploy.messages import Request, SiteFacts, as_header
 from fedskew.deploy.node import Node
 from fedskew.deploy.states import States
 from fedskew.experiment.assemble import net_maker
@@ -83,7 +83,7 @@ def test_a_site_gets_one_message_a_round_and_one_to_close(tmp_path: Path) -> Non
     kinds = [ask["kind"] for place, ask in played.asked if place == 1]
     assert kinds == ["hello", "work", "work", "work", "work", "done"]
     work = [ask for place, ask in played.asked if place == 1 and ask["kind"] == "work"]
-    assert [(ask["train"], ask["judge"]) for ask in work] == [(True, -1), (True, 0), (True, 1), (False, 2)]
+    assert [(ask["train"], ask["evaluate_round"]) for ask in work] == [(True, -1), (True, 0), (True, 1), (False, 2)]
     assert played.closed
 
 
@@ -160,7 +160,7 @@ def test_a_site_serves_one_run_after_another(tmp_path: Path) -> None:
 def test_a_reply_to_an_earlier_message_is_not_taken_for_one_to_this(tmp_path: Path) -> None:
     def stale(place: int, ask: Header, answer: Header, payload: bytes) -> tuple[Header, bytes]:
         if place == 0 and ask["kind"] == "work":
-            played.told.put(({"event": "reply", "ask": 0, "node": 101, "header": {"lost": "old"}}, b""))
+            played.told.put(({"event": "reply", "batch": 0, "node": 101, "header": {"lost": "old"}}, b""))
         return answer, payload
 
     between, played = served(experiment("fedavg", rounds=2), tmp_path, spoil=stale)
@@ -217,7 +217,7 @@ def test_too_few_sites_stop_the_run_with_its_state_and_it_goes_on_when_they_are_
     assert again.result.digest == result.digest
 
 
-NOT_A_REPLY = "sent something that is no reply"
+NOT_A_REPLY = "sent an invalid reply"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ NOT_A_REPLY = "sent something that is no reply"
         ({"surprise": 1}, None, NOT_A_REPLY),
         ({"weight": 1e999}, None, "not finite as weight"),
         ({"metrics": {"loss": float("nan")}}, None, "not finite as loss"),
-        ({"metrics": {f"m{i}": 0.0 for i in range(200)}}, None, "more metrics than any method has"),
+        ({"metrics": {f"m{i}": 0.0 for i in range(200)}}, None, "sent too many metrics"),
         ({"personal": [[-1] * 10, [1] * 10, 0.0]}, None, ""),
         ({"personal": [[1], [1], 0.0]}, None, ""),
         ({"personal": [[1], [1] * 10, 0.0]}, None, ""),
@@ -270,13 +270,13 @@ def test_what_flower_tells_is_passed_on(tmp_path: Path) -> None:
     between, played = served(experiment("fedavg", rounds=1), tmp_path, said=said)
     played.told.put(({"event": "late", "node": 101}, b""))
     played.told.put(({"event": "note", "text": "refused somebody"}, b""))
-    played.told.put(({"event": "reply", "ask": -5, "node": 101, "header": {}}, b""))
+    played.told.put(({"event": "reply", "batch": -5, "node": 101, "header": {}}, b""))
     played.told.put(({"event": "nodes", "online": [100, 101]}, b""))
     list(between)
     assert "site south answered too late: dropped" in said
     assert "refused somebody" in said
-    assert "site north is there" in said
-    assert "site west is gone" in said
+    assert "site north is online" in said
+    assert "site west is offline" in said
 
 
 def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
     record = next(iter(between))
     assert between.agreed.sites == ["north", "south", "west"]
     assert record.trained == [0, 1, 2]
-    assert "refused a second site called 'north': give each a --name of its own" in said
+    assert "refused a second site named 'north': each site needs its own --name" in said
     assert between.roster.nodes == {"west": 100, "north": 101, "south": 102}
 
 
@@ -298,13 +298,13 @@ def test_a_run_waits_for_its_sites_only_so_long(tmp_path: Path) -> None:
     few = nodes_in(tmp_path)[:1]
     between, _ = served(experiment("fedavg"), tmp_path, nodes=few, open=True)
     between.hosting = replace(between.hosting, sites=3)
-    with pytest.raises(UsageError, match="1 of 3 sites came within"):
+    with pytest.raises(UsageError, match="1 of 3 sites joined within"):
         list(between)
     many, _ = served(
         experiment("fedavg", trouble=Trouble(quorum=2)), tmp_path / "b", nodes=nodes_in(tmp_path / "b")[:1]
     )
     many.agreed.sites[:] = NAMES
-    with pytest.raises(QuorumLost, match="1 of 3 sites came within"):
+    with pytest.raises(QuorumLost, match="1 of 3 sites joined within"):
         list(many)
 
 
@@ -350,12 +350,12 @@ def test_sites_with_data_of_their_own_work_as_one_federation(tmp_path: Path) -> 
     )
     sizes = np.cumsum([0, *(len(pool.y_train) for pool in pools)])
     parts = [
-        Parts(np.arange(start, start + len(data.y_train)), own.NOBODY, np.arange(start + len(data.y_train), end))
+        Parts(np.arange(start, start + len(data.y_train)), own.NO_SAMPLES, np.arange(start + len(data.y_train), end))
         for data, start, end in zip(sets, sizes[:-1], sizes[1:], strict=True)
     ]
     world = make_world(
         everything,
-        Partition(tuple(part.train for part in parts), own.NOBODY),
+        Partition(tuple(part.train for part in parts), own.NO_SAMPLES),
         parts,
         method=SCAFFOLD(),
         training=what.training,
@@ -409,13 +409,15 @@ def test_classes_are_those_of_all_sites_numbers_by_value() -> None:
 def test_sites_whose_data_do_not_fit_are_named() -> None:
     with pytest.raises(UsageError, match=r"site b has samples of float32\[5\], the others of float32\[4\]"):
         own.agree({"a": facts(), "b": facts(shape=(5,)), "c": facts()})
-    with pytest.raises(UsageError, match="all sites' samples are of one class, a"):
+    with pytest.raises(UsageError, match="the samples of all sites are of one class, a"):
         own.agree({"a": facts(labels=("a",))})
     data = load("digits")
     task = own.agree({"a": own.facts_of(data)})
-    with pytest.raises(UsageError, match="has a class '9', which the run does not know"):
+    with pytest.raises(UsageError, match="has the class '9', which is not one of this run's classes"):
         own.relabelled(data, own.Task(task.shape, task.kind, task.labels[:9], task.mean, task.std))
-    with pytest.raises(UsageError, match=r"digits has samples of uint8\[8, 8, 1\], the run's are of uint8\[9, 9, 1\]"):
+    with pytest.raises(
+        UsageError, match=r"digits has samples of uint8\[8, 8, 1\], but this run needs uint8\[9, 9, 1\]"
+    ):
         own.relabelled(data, own.Task((9, 9, 1), "uint8", task.labels, task.mean, task.std))
 
 
@@ -432,24 +434,24 @@ def test_a_method_with_public_data_needs_them_on_the_server() -> None:
 
 
 def ask(**changes: Any) -> Header:
-    return as_header(Ask("work", "0123456789abcdef", "digits")) | changes
+    return as_header(Request("work", "0123456789abcdef", "digits")) | changes
 
 
 @pytest.mark.parametrize(
     ("header", "blob", "words"),
     [
-        (ask(run="../../etc"), b"", "names no run"),
+        (ask(run="../../etc"), b"", "does not name a run"),
         (ask(), b"garbage", "not a payload"),
         ({"kind": "work"}, b"", "missing required field"),
         (
             ask(data="mnist", kind="hello"),
             b"",
-            "this run deals parts of mnist, but this site joined with --data digits",
+            "this run splits mnist, but this site joined with --data digits",
         ),
         (ask(settings={"method": {"name": "fedavgg"}}), None, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-        (ask(settings={"split": SPLIT}, sites=4), None, "the split makes 3 clients, but there are 4 sites"),
-        (ask(settings={"split": SPLIT}, sites=3, initial="0"), None, "its initial model is not the server's"),
-        (ask(data="sites", sites=3), None, "does not say what the sites' data have in common"),
+        (ask(settings={"split": SPLIT}, sites=4), None, "the split has 3 clients, but there are 4 sites"),
+        (ask(settings={"split": SPLIT}, sites=3, initial="0"), None, "its initial model differs from the server's"),
+        (ask(data="sites", sites=3), None, "does not contain the common task"),
     ],
 )
 def test_a_site_tells_why_it_cannot_take_part(header: Header, blob: bytes | None, words: str, tmp_path: Path) -> None:
@@ -466,10 +468,10 @@ def test_a_site_without_training_data_and_one_whose_method_fails_say_so(
     rounds = iter(between)
     next(rounds)
     nodes = between.channel.nodes  # type: ignore[attr-defined]
-    world = nodes[0].known[1]
-    world.train = type(world.train).of([own.NOBODY] * 3)
-    nodes[1].known[1].make_net = None
-    nodes[1].known[1].__dict__["net"] = None
+    world = nodes[0].cached[1]
+    world.train = type(world.train).of([own.NO_SAMPLES] * 3)
+    nodes[1].cached[1].make_net = None
+    nodes[1].cached[1].__dict__["net"] = None
     record = next(rounds)
     assert record.lost[0] == "has no training data"
     assert "failed: " in record.lost[1]
@@ -510,5 +512,5 @@ def test_a_state_that_was_changed_on_disk_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_method_that_pools_data_is_not_deployed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="central trains on all data in one place, and sites keep theirs"):
+    with pytest.raises(UsageError, match="central trains on all data in one place, but sites keep their data"):
         served(Experiment(Central(), split="iid:clients=3"), tmp_path)

@@ -18,12 +18,13 @@ import pytest
 
 from fedskew.cli import deploy as commands
 from fedskew.core.settings import UsageError
-from fedskew.deploy import certs, child, node
-from fedskew.deploy.child import Child
+from fedskew.deploy import certs, node
+from fedskew.deploy import flower_process as child
 from fedskew.deploy.flower import carrier, gate, link
 from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
+from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
-from fedskew.deploy.node import Node, open_door
+from fedskew.deploy.node import Node, server_address
 from fedskew.deploy.server import Served, taken_up
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
@@ -98,7 +99,7 @@ class Told:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def tell(self, header: dict[str, Any], blob: bytes = b"") -> None:
+    def send(self, header: dict[str, Any], blob: bytes = b"") -> None:
         self.heard.append(header)
 
 
@@ -135,9 +136,9 @@ PULL, JOIN, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/activate-node", "/v1/fl
         ("/v1/control/start-run", lambda: request(), 404, "only the Fleet API"),
         ("/v1/runtime/acquire-task", lambda: request(), 404, "only the Fleet API"),
         ("/docs", lambda: request(), 404, "only the Fleet API"),
-        (PULL, lambda: request(size=9 << 20), 413, "a request may have"),
-        (PULL, lambda: request(content_length=b"many"), 413, "a request may have"),
-        (PULL, dict, 413, "a request may have"),
+        (PULL, lambda: request(size=9 << 20), 413, "a request may have at most"),
+        (PULL, lambda: request(content_length=b"many"), 413, "a request may have at most"),
+        (PULL, dict, 413, "a request may have at most"),
         (PULL, lambda: request(flwr_timestamp=b"yesterday"), 401, "not signed"),
         (PULL, lambda: request(flwr_public_key=b"?"), 401, "not signed"),
         (PULL, lambda: request(late=200), None, ""),
@@ -208,7 +209,7 @@ class Response:
         (True, 403, {"refused": "key: the server does not know"}, carrier.Unknown, "restarted"),
         (True, 401, "no", carrier.Unknown, "restarted"),
         (False, 401, "no", carrier.Refused, "signature"),
-        (False, 412, {"code": 2004}, carrier.Away, "still counts this site as present"),
+        (False, 412, {"code": 2004}, carrier.Away, "still regards this site as online"),
         (True, 413, {"refused": "size: a reply may have 5 bytes"}, carrier.TooLarge, "5 bytes"),
         (True, 503, "busy", carrier.Away, "503"),
         (True, 500, ["a list"], carrier.Away, "500"),
@@ -248,7 +249,7 @@ def test_flower_is_looked_for_in_the_named_environment_here_and_beside(
     monkeypatch.setenv("FEDSKEW_FLOWER", str(tmp_path / "flower"))
     assert child.interpreter() == str(python)
     monkeypatch.setenv("FEDSKEW_FLOWER", str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match=r"FEDSKEW_FLOWER=.*nowhere will not do"):
+    with pytest.raises(UsageError, match=r"FEDSKEW_FLOWER=.*nowhere is invalid"):
         child.interpreter()
 
 
@@ -260,23 +261,23 @@ def test_the_pinned_version_is_the_extras() -> None:
 def test_a_child_ends_with_its_pipe_and_its_end_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for Flower's side: it sends the first frame back, then waits for the end of its pipe."""
     (tmp_path / "__init__.py").touch()
-    shutil.copy(Path(child.HERE) / "frames.py", tmp_path)
+    shutil.copy(Path(child.MODULES) / "frames.py", tmp_path)
     (tmp_path / "echo.py").write_text(
         "import os\nfrom .frames import Pipe\n"
-        "def main():\n    pipe = Pipe()\n    print('to the log')\n    frame = pipe.hear()\n"
-        "    frame[0]['telemetry'] = os.environ['FLWR_TELEMETRY_ENABLED']\n    pipe.tell(*frame)\n    pipe.hear()\n"
+        "def main():\n    pipe = Pipe()\n    print('to the log')\n    frame = pipe.receive()\n"
+        "    frame[0]['telemetry'] = os.environ['FLWR_TELEMETRY_ENABLED']\n    pipe.send(*frame)\n    pipe.receive()\n"
     )
-    monkeypatch.setattr(child, "HERE", tmp_path)
+    monkeypatch.setattr(child, "MODULES", tmp_path)
     monkeypatch.setattr(child, "interpreter", lambda: sys.executable)
-    made = Child("echo", {"a": 1}, tmp_path / "log")
-    assert made.hear(20) == ({"a": 1, "telemetry": "0"}, b"")
+    made = FlowerProcess("echo", {"a": 1}, tmp_path / "log")
+    assert made.receive(20) == ({"a": 1, "telemetry": "0"}, b"")
     with pytest.raises(queue.Empty):
-        made.hear(0.01)
-    made.tell({"and": "end"})
-    assert made.hear(5) is None
-    assert made.hear(5) is None
+        made.receive(0.01)
+    made.send({"and": "end"})
+    assert made.receive(5) is None
+    assert made.receive(5) is None
     for _ in range(3):
-        made.tell({"too": "late"})
+        made.send({"too": "late"})
     made.close()
     assert made.process.returncode == 0
     assert "to the log" in (tmp_path / "log").read_text()
@@ -285,10 +286,10 @@ def test_a_child_ends_with_its_pipe_and_its_end_is_heard(tmp_path: Path, monkeyp
 def test_a_child_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "__init__.py").touch()
     (tmp_path / "deaf.py").write_text("import time\ndef main():\n    time.sleep(100)\n")
-    monkeypatch.setattr(child, "HERE", tmp_path)
+    monkeypatch.setattr(child, "MODULES", tmp_path)
     monkeypatch.setattr(child, "interpreter", lambda: sys.executable)
-    monkeypatch.setattr(child, "LAST", 0.2)
-    made = Child("deaf", {}, None)
+    monkeypatch.setattr(child, "STOP_SECONDS", 0.2)
+    made = FlowerProcess("deaf", {}, None)
     made.close()
     assert made.process.returncode == -9
 
@@ -302,10 +303,10 @@ class Scripted:
     def __init__(self, *frames: tuple[dict[str, Any], bytes]) -> None:
         self.frames, self.told, self.closed = list(frames), list[Any](), False
 
-    def hear(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+    def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
         return self.frames.pop(0) if self.frames else None
 
-    def tell(self, header: dict[str, Any], blob: Any = b"") -> None:
+    def send(self, header: dict[str, Any], blob: Any = b"") -> None:
         self.told.append(header)
 
     def close(self) -> None:
@@ -316,24 +317,24 @@ def play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any], stay: bool = False
 ) -> tuple[Scripted, list[str]]:
     script, said = Scripted(*((event, b"") for event in events)), list[str]()
-    monkeypatch.setattr(node, "Child", lambda role, config, log: script)
+    monkeypatch.setattr(node, "FlowerProcess", lambda role, config, log: script)
     site = Node("digits", States(tmp_path), name="north")
     try:
-        node.join(site, node.Door("here:1", insecure=True), stay=stay, say=said.append)
+        node.join(site, node.ServerAddress("here:1", insecure=True), stay=stay, say=said.append)
     except UsageError as mistake:
         said.append(f"mistake: {mistake}")
     assert script.closed
     return script, said
 
 
-DONE = {"event": "ask", "header": {"kind": "done", "run": "0123456789abcdef", "data": "digits"}}
-OTHER = {"event": "ask", "header": {"kind": "hello", "run": "0123456789abcdef", "data": "mnist"}}
+DONE = {"event": "request", "header": {"kind": "done", "run": "0123456789abcdef", "data": "digits"}}
+OTHER = {"event": "request", "header": {"kind": "hello", "run": "0123456789abcdef", "data": "mnist"}}
 
 
 def test_a_site_answers_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined, trouble, arrived = {"event": "joined"}, {"event": "trouble", "text": "trying again"}, {"event": "delivered"}
+    joined, trouble, arrived = {"event": "joined"}, {"event": "trouble", "text": "retrying"}, {"event": "delivered"}
     script, said = play(tmp_path, monkeypatch, joined, trouble, OTHER, arrived, DONE, arrived, OTHER)
-    assert said[:2] == ["ready: joined here:1", "trying again"]
+    assert said[:2] == ["ready: joined here:1", "retrying"]
     assert "joined with --data digits" in said[2]
     assert said[3] == "the run is over"
     assert len(script.told) == 2
@@ -342,22 +343,22 @@ def test_a_site_answers_until_the_run_is_over(tmp_path: Path, monkeypatch: pytes
 
 def test_a_site_leaves_even_if_its_last_word_does_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(Scripted):
-        def hear(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
+        def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
             if not self.frames:
-                assert seconds == node.LAST
+                assert seconds == node.LAST_REPLY_SECONDS
                 raise queue.Empty
-            return super().hear(seconds)
+            return super().receive(seconds)
 
     said: list[str] = []
-    monkeypatch.setattr(node, "Child", lambda role, config, log: Silent((DONE, b"")))
-    node.join(Node("digits", States(tmp_path)), node.Door("here:1"), stay=False, say=said.append)
+    monkeypatch.setattr(node, "FlowerProcess", lambda role, config, log: Silent((DONE, b"")))
+    node.join(Node("digits", States(tmp_path)), node.ServerAddress("here:1"), stay=False, say=said.append)
     assert said == ["the run is over"]
 
 
 def test_a_site_that_stays_waits_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, said = play(tmp_path, monkeypatch, DONE, {"event": "delivered"}, stay=True)
     assert not script.frames
-    assert said == [f"mistake: Flower's side ended; see {tmp_path / 'flower.log'}."]
+    assert said == [f"mistake: the Flower process ended; see {tmp_path / 'flower.log'}."]
 
 
 def test_a_site_that_is_refused_says_why_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,24 +379,24 @@ def test_one_process_has_a_sites_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "folder", "insecure", "words"),
     [
-        ("somewhere", None, True, "give HOST:PORT"),
-        (":80", None, True, "give HOST:PORT"),
-        ("a:b", None, True, "give HOST:PORT"),
+        ("somewhere", None, True, "expected HOST:PORT"),
+        (":80", None, True, "expected HOST:PORT"),
+        ("a:b", None, True, "expected HOST:PORT"),
         ("a:1", "x", True, "exclude each other"),
-        ("a:1", None, False, "or say --insecure"),
+        ("a:1", None, False, "or use --insecure"),
         ("a:1", "nowhere", False, "cannot be read"),
     ],
 )
 def test_a_site_must_say_how_it_gets_in(server: str, folder: str | None, insecure: bool, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        open_door(server, Path(folder) if folder else None, insecure)
+        server_address(server, Path(folder) if folder else None, insecure)
 
 
 # the server's side
 
 
 def test_a_server_must_say_who_gets_in(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="or say --insecure"):
+    with pytest.raises(UsageError, match="or use --insecure"):
         Hosting().keys()
     with pytest.raises(UsageError, match="exclude each other"):
         Hosting(certs=tmp_path, insecure=True).keys()
@@ -403,7 +404,7 @@ def test_a_server_must_say_who_gets_in(tmp_path: Path) -> None:
         Hosting(certs=tmp_path).keys()
     for name in ("server.crt", "server.key", "ca.crt"):
         (tmp_path / name).touch()
-    with pytest.raises(UsageError, match="holds no site's public key"):
+    with pytest.raises(UsageError, match="has no public key of a site"):
         Hosting(certs=tmp_path).keys()
 
 
@@ -426,12 +427,12 @@ def test_a_server_that_cannot_start_says_why(frames: list[Any], words: str, tmp_
 def test_flowers_end_in_a_round_is_told(tmp_path: Path) -> None:
     script = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
     run = Served(Experiment(), Hosting(insecure=True, sites=3), tmp_path / "run", print, channel=lambda c, log: script)
-    with pytest.raises(UsageError, match="Flower's side ended"):
+    with pytest.raises(UsageError, match="the Flower process ended"):
         list(run)
     nobody = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
     what = Experiment(data="sites")
     run = Served(what, Hosting(insecure=True), tmp_path / "b", print, channel=lambda c, log: nobody)
-    with pytest.raises(UsageError, match="say how many sites there are"):
+    with pytest.raises(UsageError, match="give the number of sites with --sites"):
         list(run)
 
 
@@ -444,7 +445,7 @@ def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
     (keys / "sites").mkdir(parents=True)
     for name in ("server.crt", "server.key", "ca.crt", "sites/a.pub", "sites/c.pub"):
         (keys / name).touch()
-    with pytest.raises(UsageError, match="begun with sites a, b"):
+    with pytest.raises(UsageError, match="started with the sites a, b"):
         Served(
             Experiment(), Hosting(certs=keys), tmp_path / "run", print, resume=True, channel=lambda c, log: Scripted()
         )
@@ -455,17 +456,17 @@ def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
 
 def test_the_commands_say_what_is_wrong(fedskew: Callable[..., Any], tmp_path: Path) -> None:
     for words, sentence in [
-        (["serve"], "or say --insecure"),
+        (["serve"], "or use --insecure"),
         (["serve", "--choose", "some", "--insecure"], "--choose some is invalid: expected all or online."),
         (["serve", "--resume", "x", "--seed", "1", "--insecure"], "cannot be combined with other settings"),
         (["serve", "--resume", "x", "--insecure"], "x holds no run"),
-        (["join", "--server", "a:1", "--data", "digits"], "or say --insecure"),
+        (["join", "--server", "a:1", "--data", "digits"], "or use --insecure"),
         (["join", "--server", "a:1", "--data", "digits", "--insecure"], "needs a --name"),
         (
             ["join", "--server", "a:1", "--data", "no.npz", "--insecure", "--name", "n"],
             "no.npz does not exist",
         ),
-        (["certs", "--sites", "a b"], "site name 'a b' will not do"),
+        (["certs", "--sites", "a b"], "site name 'a b' is invalid"),
         (["certs", "--sites", "server"], "and not 'server'"),
     ]:
         said = fedskew(*words)
@@ -478,7 +479,7 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
 ) -> None:
     import fedskew.deploy.server as server
 
-    monkeypatch.setattr(server, "Child", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    monkeypatch.setattr(server, "FlowerProcess", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
     data = few_digits(tmp_path)
     common = ["--insecure", "--data", data, "--split", "iid:clients=3", "--rounds", "2", "--timeout", "5"]
     said = fedskew("serve", *common, "--out", "one", "--json")
@@ -500,7 +501,7 @@ def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
     import fedskew.deploy.server as server
     from fedskew.federation.protocol import QuorumLost
 
-    monkeypatch.setattr(server, "Child", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    monkeypatch.setattr(server, "FlowerProcess", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
     for error, code, words in (
         (KeyboardInterrupt(), 130, "stopped; resume with"),
         (QuorumLost("few"), 3, "few. Nothing"),
@@ -524,7 +525,7 @@ def test_join_takes_its_name_from_its_keys(
         (tmp_path / "north" / name).write_text(name)
     seen: dict[str, Any] = {}
 
-    def join(own: Node, door: node.Door, *, stay: bool, say: Callable[[str], None]) -> None:
+    def join(own: Node, door: node.ServerAddress, *, stay: bool, say: Callable[[str], None]) -> None:
         seen.update(name=own.name, key=door.key, folder=own.states.folder)
         say("here")
 

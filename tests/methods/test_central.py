@@ -53,5 +53,5 @@ def test_evaluates_the_one_model_on_every_client() -> None:
 
 
 def test_clients_that_see_other_inputs_cannot_be_pooled() -> None:
-    with pytest.raises(UsageError, match="central cannot pool clients whose inputs differ"):
+    with pytest.raises(UsageError, match="central cannot pool clients with feature skew"):
         assemble(Experiment(Central(), split=f"{SPLIT}+noise:level=0.5"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedskew.experiment.costs import ledger
+from fedskew.experiment.costs import measure_costs
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.taunorm import TauNorm
@@ -21,7 +21,7 @@ PROTOTYPES = 4 * CLASSES * (net.features + 1)  # a mean and a count a class
 
 
 def test_fedavg_sends_the_model_both_ways_and_keeps_nothing() -> None:
-    plain = ledger(FedAvg())
+    plain = measure_costs(FedAvg())
     assert sum(plain.down.values()) == sum(plain.up.values()) == sum(plain.server.values()) == WEIGHTS
     assert plain.client == {}
 
@@ -63,7 +63,7 @@ def test_every_entry_has_a_summary_settings_with_sources_and_models(name: str) -
 def test_the_quick_settings_leave_the_costs_as_they_are(name: str) -> None:
     """On a small net and small images, where the default number of server steps is affordable."""
     kind, setup = REGISTRY[name], ("mlp", (1, 4, 4), 3)
-    assert ledger(kind(), *setup) == ledger(kind(**kind.quick), *setup)
+    assert measure_costs(kind(), *setup) == measure_costs(kind(**kind.quick), *setup)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_page_in_docs_is_up_to_date() -> None:
 
 def test_the_costs_follow_from_the_model() -> None:
     """tau-norm's broadcast holds a second head: C (d + 1) numbers."""
-    small = ledger(TauNorm(), "mlp", (1, 8, 8), 3)
-    plain = ledger(FedAvg(), "mlp", (1, 8, 8), 3)
+    small = measure_costs(TauNorm(), "mlp", (1, 8, 8), 3)
+    plain = measure_costs(FedAvg(), "mlp", (1, 8, 8), 3)
     assert sum(small.down.values()) - sum(plain.down.values()) == 4 * 3 * (200 + 1)
-    assert fedavg() == ledger(FedAvg(), MODEL, SHAPE, CLASSES)
+    assert fedavg() == measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)

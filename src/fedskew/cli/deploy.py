@@ -168,7 +168,7 @@ def join_command(
     from fedskew.deploy import node
     from fedskew.deploy.states import States
 
-    door = node.open_door(server, certs, insecure)
+    address = node.server_address(server, certs, insecure)
     if insecure and not name:
         raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
@@ -179,7 +179,7 @@ def join_command(
     lock = node.lock_states(folder)
     try:
         site = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
-        node.join(site, door, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
+        node.join(site, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
     finally:
         lock.release()
 

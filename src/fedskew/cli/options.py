@@ -125,12 +125,12 @@ def run_options(
 ) -> dict[str, Any]:
     """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`."""
     from fedskew.experiment.tracking import trackers
-    from fedskew.federation.simulate.ray import package
+    from fedskew.federation.simulate.ray import import_ray
 
     trackers(track or [])
     check_choice("--engine", engine, "processes", "ray")
     if engine == "ray":
-        package()
+        import_ray()
     return {
         "workers": worker_count(workers),
         "engine": engine,

@@ -1,1 +1,1 @@
-"""A federation of real sites over Flower."""
+"""Runs between real sites on a network, with Flower as the transport."""

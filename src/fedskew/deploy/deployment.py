@@ -1,4 +1,4 @@
-"""A federation of sites on a network: what `Simulation` is on one machine."""
+"""A federation of sites on a network, with the interface of `Simulation`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fedskew.core.tensors import Payload
-from fedskew.deploy.messages import Answer, Ask, scored, update_of
-from fedskew.deploy.roster import Roster
+from fedskew.deploy.messages import Request, client_score, update_of
+from fedskew.deploy.roster import Roster, SiteReply
 from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
 from fedskew.federation.protocol import Reply
@@ -17,65 +17,68 @@ from fedskew.federation.wire import encode
 from fedskew.federation.world import World
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Deployment:
-    """One message per site and round: judge the model of the round before, then train on it.
+    """Sends each site one request per round: evaluate the model of the previous round, then train on it.
 
-    So the clients' figures of a round are known in the next one (`before`), those of the last round by a
-    closing wave. A site's new state stays on its disk; the next message says whether it counts (`base`).
+    So the clients' metrics of a round arrive with the replies of the next one (`late_metrics`). After the last round
+    the sites are asked for them once more. The new state of a client stays on the disk of its site; the field `base`
+    of the next request says whether it counts.
     """
 
     world: World
-    sites: Roster
-    ask: Ask  # what all messages of the run have in common
-    timeout: float
-    evaluated: Sequence[int]  # clients whose own test part is evaluated
-    newcomers: frozenset[int] = frozenset()
-    base: dict[int, int] = field(default_factory=dict)  # client -> the last round its work counted in
-    pending: int = -1  # the round whose clients' figures are still to come
-    keep: int = -1  # the earliest round the server may be taken up from
-    scores: list[ClientScore] = field(default_factory=list)
-    before: Metrics | None = None  # the clients' figures of the round before, which arrive with this one's replies
+    roster: Roster
+    request: Request  # the fields that all requests of the run have in common
+    timeout: float  # seconds to wait for the replies of a round
+    evaluated: Sequence[int]  # clients that are evaluated on their own test samples
+    newcomers: frozenset[int] = frozenset()  # clients that never train
+    base: dict[int, int] = field(default_factory=dict)  # client -> the last round in which its update was accepted
+    pending: int = -1  # the round whose client metrics are still to come; -1: none
+    keep: int = -1  # the earliest round that the server may be resumed from
+    scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
+    late: Metrics | None = None  # the clients' metrics of the previous round
 
     def __post_init__(self) -> None:
         self.population = self.world.population
         counts = self.world.y[self.world.train.values].bincount(minlength=self.world.classes)
-        self.groups = thirds(counts.tolist())  # none where sites bring their data: the server has no counts
+        self.groups = thirds(counts.tolist())  # empty if sites bring their own data: the server has no counts
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         evaluated = set(self.evaluated) if self.pending >= 0 else set()
-        everyone = [c for c in range(self.population) if c in cohort or c in evaluated]
-        asks = {c: self._ask(c, round, stage, train=c in cohort, judge=c in evaluated) for c in everyone}
-        order = [*cohort, *(c for c in everyone if c not in cohort)]
-        self.scores, self.before = [], None
-        for heard in self.sites.wave(asks, encode(broadcast), self.timeout, order):
-            if heard.answer is not None:
-                self._keep(heard.client, heard.answer)
-            if heard.client in cohort:
-                yield self._reply(heard.client, heard.answer, heard.payload, heard.why)
+        clients = [c for c in range(self.population) if c in cohort or c in evaluated]
+        requests = {c: self._request(c, round, stage, train=c in cohort, evaluate=c in evaluated) for c in clients}
+        order = [*cohort, *(c for c in clients if c not in cohort)]
+        self.scores, self.late = [], None
+        for reply in self.roster.exchange(requests, encode(broadcast), self.timeout, order):
+            self._add_score(reply)
+            if reply.client in cohort:
+                yield self._as_reply(reply)
         if self.pending >= 0:
-            self.before = self._figures(None)
+            self.late = self._metrics(None)
 
     @staticmethod
-    def _reply(client: int, answer: Answer | None, payload: Payload, why: str) -> Reply:
-        if answer is None or why:
-            return Reply(client, None, why)
-        return Reply(client, update_of(answer, payload), seconds=max(0.0, answer.seconds))
+    def _as_reply(reply: SiteReply) -> Reply:
+        if reply.answer is None or reply.why:
+            return Reply(reply.client, None, reply.why)
+        update = update_of(reply.answer, reply.payload)
+        return Reply(reply.client, update, seconds=max(0.0, reply.answer.seconds))
 
-    def _ask(self, client: int, round: int, stage: str, *, train: bool, judge: bool) -> Ask:
+    def _request(self, client: int, round: int, stage: str, *, train: bool, evaluate: bool) -> Request:
         return msgspec.structs.replace(
-            self.ask,
+            self.request,
             client=client,
             round=round,
             stage=stage,
             train=train,
             base=self.base.get(client, -1),
             keep=self.keep,
-            judge=self.pending if judge else -1,
+            evaluate_round=self.pending if evaluate else -1,
         )
 
-    def _keep(self, client: int, answer: Answer) -> None:
-        score = scored(answer, client, self.world.classes, client in self.base)
+    def _add_score(self, reply: SiteReply) -> None:
+        if reply.answer is None:
+            return
+        score = client_score(reply.answer, reply.client, self.world.classes, reply.client in self.base)
         if score is not None:
             self.scores.append(score)
 
@@ -84,34 +87,32 @@ class Deployment:
         self.pending = -1
 
     def evaluate(self, round: int, broadcast: Payload) -> Metrics:
-        pieces = range(self.world.chunks() if self.world.method.has_global else 0)
+        chunks = range(self.world.chunks() if self.world.method.has_global else 0)
         test: Score | None = None
-        for piece in pieces:
-            score = self.world.evaluate_global(piece, round, broadcast)
+        for chunk in chunks:
+            score = self.world.evaluate_global(chunk, round, broadcast)
             test = score if test is None else test + score
         self.pending = round
-        if round == self.world.rounds - 1:
-            self._close(round, broadcast)
-        else:
-            self.scores = []
-        return self._figures(test)
-
-    def _close(self, round: int, broadcast: Payload) -> None:
-        """The last round has no next: its figures are asked for."""
-        asks = {c: self._ask(c, round, "evaluate", train=False, judge=True) for c in self.evaluated}
         self.scores = []
-        for heard in self.sites.wave(asks, encode(broadcast), self.timeout, sorted(asks)):
-            if heard.answer is not None:
-                self._keep(heard.client, heard.answer)
+        if round == self.world.rounds - 1:
+            self._evaluate_clients(round, broadcast)
+        return self._metrics(test)
 
-    def _figures(self, test: Score | None) -> Metrics:
-        scores = sorted(self.scores, key=lambda score: score.client)
+    def _evaluate_clients(self, round: int, broadcast: Payload) -> None:
+        """Request the client metrics of the last round, which no further round would bring."""
+        requests = {c: self._request(c, round, "evaluate", train=False, evaluate=True) for c in self.evaluated}
+        for reply in self.roster.exchange(requests, encode(broadcast), self.timeout, sorted(requests)):
+            self._add_score(reply)
+
+    def _metrics(self, test: Score | None) -> Metrics:
         sampled = len(self.evaluated) < self.population
-        return summarise(test, scores, self.newcomers, sampled, self.groups)
+        return summarise(test, self._sorted_scores(), self.newcomers, sampled, self.groups)
+
+    def _sorted_scores(self) -> list[ClientScore]:
+        return sorted(self.scores, key=lambda score: score.client)
 
     def late_metrics(self) -> Metrics | None:
-        return self.before
+        return self.late
 
     def per_client(self) -> dict[str, ClientRow]:
-        """Each client's own figures in the last evaluation."""
-        return per_client(sorted(self.scores, key=lambda score: score.client))
+        return per_client(self._sorted_scores())

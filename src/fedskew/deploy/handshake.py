@@ -1,4 +1,4 @@
-"""Roster that bring their own data: what they must agree on, and the world each of them works in."""
+"""Sites that bring their own data: the task they agree on, and the `World` of each site and of the server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from fedskew.experiment.assemble import world_of
 from fedskew.experiment.config import Experiment
 from fedskew.federation.world import World
 
-NOBODY = np.empty(0, np.int64)
+NO_SAMPLES = np.empty(0, np.int64)
 
 
 def labels_of(data: DataSet) -> tuple[str, ...]:
+    """The names of the classes; their numbers if they have no names."""
     return data.labels or tuple(map(str, range(data.classes)))
 
 
 def facts_of(data: DataSet) -> SiteFacts:
+    """What a site reports about its data; for images with sums over pixels, which give the mean over all sites."""
     facts = SiteFacts(data.x_train.shape[1:], str(data.x_train.dtype), labels_of(data), len(data.y_train))
     if facts.kind != "uint8":
         return facts
@@ -42,21 +44,24 @@ def facts_of(data: DataSet) -> SiteFacts:
 
 
 def agree(facts: Mapping[str, SiteFacts]) -> Task:
-    """The task of all sites together; a site whose samples are of another form than most others' is named."""
+    """The common task of all sites (site name -> facts); UsageError names a site whose samples differ from the others'.
+
+    The classes are the union of the sites' classes, in numerical order if all names are numbers.
+    """
     forms = {name: (fact.kind, fact.shape) for name, fact in facts.items()}
-    usual = max(forms.values(), key=lambda form: list(forms.values()).count(form))
+    common = max(forms.values(), key=lambda form: list(forms.values()).count(form))
     for name, form in sorted(forms.items()):
-        if form != usual:
+        if form != common:
             raise UsageError(
-                f"site {name} has samples of {form[0]}{list(form[1])}, the others of {usual[0]}{list(usual[1])}."
+                f"site {name} has samples of {form[0]}{list(form[1])}, the others of {common[0]}{list(common[1])}."
             )
     labels = sorted({label for fact in facts.values() for label in fact.labels})
     if all(_number(label) is not None for label in labels):
         labels.sort(key=float)
     if len(labels) < 2:
-        raise UsageError(f"all sites' samples are of one class, {labels[0]}.")
-    mean, std = _moments([facts[name] for name in sorted(facts)]) if usual[0] == "uint8" else ((), ())
-    return Task(usual[1], usual[0], tuple(labels), mean, std)
+        raise UsageError(f"the samples of all sites are of one class, {labels[0]}; at least two are needed.")
+    mean, std = _moments([facts[name] for name in sorted(facts)]) if common[0] == "uint8" else ((), ())
+    return Task(common[1], common[0], tuple(labels), mean, std)
 
 
 def _number(text: str) -> float | None:
@@ -67,7 +72,7 @@ def _number(text: str) -> float | None:
 
 
 def _moments(facts: Sequence[SiteFacts]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x / 255 over all sites' pixels, by channel. The sums are whole numbers: exact."""
+    """Mean and standard deviation of x / 255 over the pixels of all sites, by channel. The sums are exact integers."""
     pixels, channels = sum(fact.pixels for fact in facts), range(facts[0].shape[2])
     sums = [sum(fact.sums[c] for fact in facts) for c in channels]
     squares = [sum(fact.squares[c] for fact in facts) for c in channels]
@@ -76,16 +81,16 @@ def _moments(facts: Sequence[SiteFacts]) -> tuple[tuple[float, ...], tuple[float
 
 
 def relabelled(data: DataSet, task: Task) -> DataSet:
-    """The data with the task's numbers for its classes; UsageError if they do not fit the task."""
+    """The data with the class numbers and the normalisation of the task; UsageError if they do not fit it."""
     if (str(data.x_train.dtype), data.x_train.shape[1:]) != (task.kind, task.shape):
         raise UsageError(
             f"{data.name} has samples of {data.x_train.dtype}{list(data.x_train.shape[1:])}, "
-            f"the run's are of {task.kind}{list(task.shape)}."
+            f"but this run needs {task.kind}{list(task.shape)}."
         )
-    place = {label: number for number, label in enumerate(task.labels)}
-    if foreign := [label for label in labels_of(data) if label not in place]:
-        raise UsageError(f"{data.name} has a class {foreign[0]!r}, which the run does not know.")
-    numbers = np.array([place[label] for label in labels_of(data)], np.int64)
+    number = {label: n for n, label in enumerate(task.labels)}
+    if foreign := [label for label in labels_of(data) if label not in number]:
+        raise UsageError(f"{data.name} has the class {foreign[0]!r}, which is not one of this run's classes.")
+    numbers = np.array([number[label] for label in labels_of(data)], np.int64)
     return replace(
         data,
         y_train=numbers[data.y_train],
@@ -98,27 +103,31 @@ def relabelled(data: DataSet, task: Task) -> DataSet:
 
 
 def site_world(experiment: Experiment, task: Task, data: DataSet, client: int, sites: int, device: str) -> World:
-    """A site's: all its samples in one pool, its own test part as it was given (else a fifth of each class)."""
-    own = relabelled(data, task).pooled()
-    train, test = np.split(np.arange(len(own.y_train)), [len(data.y_train)])
-    parts = [Parts(train, NOBODY, test) if c == client else Parts(NOBODY, NOBODY, NOBODY) for c in range(sites)]
-    return _world(experiment, own, parts, NOBODY, device)
+    """The world of one site: `client` has all its samples, the other clients have none.
+
+    Its test samples are the test part of `data`.
+    """
+    pooled = relabelled(data, task).pooled()
+    train, test = np.split(np.arange(len(pooled.y_train)), [len(data.y_train)])
+    nothing = Parts(NO_SAMPLES, NO_SAMPLES, NO_SAMPLES)
+    parts = [Parts(train, NO_SAMPLES, test) if c == client else nothing for c in range(sites)]
+    return _world(experiment, pooled, parts, NO_SAMPLES, device)
 
 
 def server_world(experiment: Experiment, task: Task, data: DataSet | None, sites: int, device: str) -> World:
-    """The server's: no client's samples, but a test set and public data if it was given some."""
+    """The world of the server: no client has samples. `data` are its test set and public data; None: it has none."""
     if data is None:
         empty: Array = np.empty((0, *task.shape), task.kind)
-        data = DataSet("sites", empty, NOBODY, empty, NOBODY, len(task.labels), labels=task.labels)
+        data = DataSet("sites", empty, NO_SAMPLES, empty, NO_SAMPLES, len(task.labels), labels=task.labels)
         data = replace(data, mean=task.mean, std=task.std)
     else:
         data = relabelled(data, task)
     if experiment.method.public and not len(data.y_train):
         raise UsageError(
-            f"method {experiment.method_name} needs public data on the server: name them with --server-data."
+            f"method {experiment.method_name} needs public data on the server: give a path with --server-data."
         )
-    public = np.arange(len(data.y_train)) if experiment.method.public else NOBODY
-    return _world(experiment, data, [Parts(NOBODY, NOBODY, NOBODY)] * sites, public, device)
+    public = np.arange(len(data.y_train)) if experiment.method.public else NO_SAMPLES
+    return _world(experiment, data, [Parts(NO_SAMPLES, NO_SAMPLES, NO_SAMPLES)] * sites, public, device)
 
 
 def _world(experiment: Experiment, data: DataSet, parts: Sequence[Parts], public: Any, device: str) -> World:

@@ -1,4 +1,4 @@
-"""The sites as the server sees them: who is who, who is there, and one wave of messages at a time."""
+"""The sites as the server sees them: their names and nodes, who is online, and the exchange of messages with them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,43 @@ from typing import Any, NamedTuple, Protocol
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.deploy.flower.frames import Header
-from fedskew.deploy.messages import Answer, Ask, as_header, read, sane
+from fedskew.deploy.messages import Answer, Request, as_header, problem_in, read
 from fedskew.federation.wire import decode
 
-GREETING = 30.0  # seconds for a site's first answer: it loads its data for it
+HELLO_SECONDS = 30.0  # time a site has for its first answer; it may load its data meanwhile
 
 
 class Channel(Protocol):
-    """Flower's link, or what stands for it in a test."""
+    """The connection to the process with Flower's server (deploy/flower/link.py); tests replace it."""
 
-    def tell(self, header: Header, blob: Any = b"") -> None: ...
+    def send(self, header: Header, blob: Any = b"") -> None:
+        """Send one message to the process."""
+        ...
 
-    def hear(self, seconds: float | None = None) -> tuple[Header, bytes] | None: ...
+    def receive(self, seconds: float | None = None) -> tuple[Header, bytes] | None:
+        """The next message; None if the process has ended. Raises queue.Empty after `seconds`."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the process."""
+        ...
 
 
-class Heard(NamedTuple):
-    """What came of asking one site: an answer with a payload that could be read, or why there is none."""
+class SiteReply(NamedTuple):
+    """The reply of one site: an answer and the payload of its update, or None and the reason."""
 
     client: int
     answer: Answer | None
     payload: Payload
-    why: str = ""
+    why: str = ""  # why the answer cannot be used
 
 
 class Roster:
-    """`names` in order: a site's place is its client number. `nodes`: where they are, if that is known already."""
+    """The sites of a run. A site's client number is the position of its name in `names`.
+
+    `nodes` maps names to Flower's node numbers, as far as they are known. `say` prints a line for the operator. With
+    `keyless` any node may join and gives its own name; otherwise a node is identified by its key.
+    """
 
     def __init__(
         self,
@@ -45,67 +55,77 @@ class Roster:
         nodes: Mapping[str, int],
         say: Callable[[str], None],
         *,
-        open: bool = False,
+        keyless: bool = False,
     ) -> None:
-        self.link, self.names, self.say, self.open = link, names, say, open
+        self.link, self.names, self.say, self.keyless = link, names, say, keyless
         self.nodes = dict(nodes)
-        self.online: set[int] = set()
-        self.ask = 0
-        self.inbox: dict[int, tuple[Header, bytes]] = {}  # node -> its reply to the current wave
-        self.met: set[int] = set()  # nodes that were greeted
+        self.online: set[int] = set()  # nodes
+        self.greeted: set[int] = set()  # nodes that were sent "hello"
+        self.batch = 0  # number of the current batch of requests
+        self.inbox: dict[int, tuple[Header, bytes]] = {}  # node -> its reply to the current batch
 
     def client_of(self, node: int) -> int | None:
+        """The client number of a node; None if it is not one of the run's sites."""
         name = next((name for name, n in self.nodes.items() if n == node), None)
         return self.names.index(name) if name in self.names else None
 
     def present(self) -> list[int]:
-        """Client numbers of the sites that are online, in order."""
+        """The client numbers of the sites that are online, in order."""
         return [c for c, name in enumerate(self.names) if self.nodes.get(name) in self.online]
 
-    def wave(self, asks: Mapping[int, Ask], blob: Any, seconds: float, order: list[int]) -> Iterator[Heard]:
-        """One message to each client of `asks`; what they answered, in the given order, as it is to be had."""
-        self.ask += 1
-        self.inbox = {}
-        there = {client: self.nodes[self.names[client]] for client in asks if self.names[client] in self.nodes}
-        headers = [as_header(asks[client]) for client in there]
-        self.link.tell({"do": "send", "ask": self.ask, "to": list(there.values()), "headers": headers}, blob)
+    def exchange(
+        self, requests: Mapping[int, Request], blob: Any, seconds: float, order: list[int]
+    ) -> Iterator[SiteReply]:
+        """Send a request to each client (client -> request), with the same bytes; yields their replies in `order`.
+
+        A client that does not reply within `seconds` gets a reply without an answer.
+        """
+        nodes = {client: self.nodes[self.names[client]] for client in requests if self.names[client] in self.nodes}
+        self._send([(node, requests[client]) for client, node in nodes.items()], blob)
         deadline = time.monotonic() + seconds
         try:
             for client in order:
-                if client not in there:
-                    yield Heard(client, None, {}, "has not joined yet")
+                if client not in nodes:
+                    yield SiteReply(client, None, {}, "has not joined yet")
                     continue
-                while there[client] not in self.inbox and (left := deadline - time.monotonic()) > 0:
-                    self.listen(left)
-                yield self._heard(client, there[client], seconds)
+                while nodes[client] not in self.inbox and (left := deadline - time.monotonic()) > 0:
+                    self.handle_next(left)
+                yield self._reply(client, nodes[client], seconds)
         finally:
-            self.link.tell({"do": "forget", "ask": self.ask})
+            self.link.send({"do": "forget", "batch": self.batch})
 
-    def _heard(self, client: int, node: int, seconds: float) -> Heard:
+    def _send(self, requests: list[tuple[int, Request]], blob: Any = b"") -> None:
+        """Send a batch of requests, as (node, request), with the same bytes."""
+        self.batch += 1
+        self.inbox = {}
+        nodes, headers = [node for node, _ in requests], [as_header(request) for _, request in requests]
+        self.link.send({"do": "send", "batch": self.batch, "to": nodes, "headers": headers}, blob)
+
+    def _reply(self, client: int, node: int, seconds: float) -> SiteReply:
         header, blob = self.inbox.pop(node, ({"lost": f"did not answer within {seconds:g} s"}, b""))
         if "lost" in header:
-            return Heard(client, None, {}, str(header["lost"]))
+            return SiteReply(client, None, {}, str(header["lost"]))
         try:
             answer = read(header["header"], Answer)
-            return Heard(client, answer, decode(blob) if blob else {}, answer.lost or sane(answer))
-        except Exception as error:  # whatever a site may send
-            return Heard(client, None, {}, f"sent something that is no reply: {type(error).__name__}: {error}"[:300])
+            return SiteReply(client, answer, decode(blob) if blob else {}, answer.lost or problem_in(answer))
+        except Exception as error:  # a site may send anything
+            return SiteReply(client, None, {}, f"sent an invalid reply: {type(error).__name__}: {error}"[:300])
 
-    def listen(self, seconds: float) -> None:
-        """Deal with what the link tells next, if it tells anything for so long."""
+    def handle_next(self, seconds: float) -> None:
+        """Wait up to `seconds` (at most one) for the next message of the Flower process, and handle it."""
         try:
-            frame = self.link.hear(min(seconds, 1.0))
+            frame = self.link.receive(min(seconds, 1.0))
         except queue.Empty:
             return
         if frame is None:
-            raise UsageError("Flower's side ended; its log is in the run's directory.")
+            raise UsageError("the Flower process ended; its log is flower.log in the run's directory.")
         header, blob = frame
         match header["event"]:
             case "reply":
-                if header["ask"] == self.ask:
+                if header["batch"] == self.batch:
                     self.inbox[header["node"]] = (header, blob)
             case "nodes":
-                self._moved(set(header["online"]))
+                self._update_online(set(header["online"]))
             case "late":
                 self.say(f"site {self._name(header['node'])} answered too late: dropped")
             case "note":
@@ -113,50 +133,48 @@ class Roster:
             case _:
                 raise UsageError(f"{header['text']}.")
 
-    def _moved(self, online: set[int]) -> None:
-        for node in sorted(online - self.online):
+    def _update_online(self, online: set[int]) -> None:
+        for node in sorted(online ^ self.online):
             if self.client_of(node) is not None:
-                self.say(f"site {self._name(node)} is there")
-        for node in sorted(self.online - online):
-            if self.client_of(node) is not None:
-                self.say(f"site {self._name(node)} is gone")
+                self.say(f"site {self._name(node)} is {'online' if node in online else 'offline'}")
         self.online = online
 
     def _name(self, node: int) -> str:
         return next((name for name, n in self.nodes.items() if n == node), f"node {node}")
 
-    def gather(self, hello: Ask, patience: float, expected: int) -> dict[str, Answer]:
-        """Greet sites as they come, until `expected` have answered or patience ends: name -> first answer."""
-        greeted: dict[str, Answer] = {}
-        deadline = time.monotonic() + patience
-        while len(greeted) < expected and time.monotonic() < deadline:
-            self.listen(0.2)
-            greeted |= self.greet(hello)
-        return greeted
+    def gather(self, hello: Request, patience: float, expected: int) -> dict[str, Answer]:
+        """Greet sites as they join, until `expected` have answered or `patience` seconds are over.
 
-    def greet(self, hello: Ask) -> dict[str, Answer]:
-        """Greet who is online and was not greeted yet. Without keys this is where a node's name comes from."""
-        new = sorted(self.online - self.met)
+        Returns the answers by site name.
+        """
+        answers: dict[str, Answer] = {}
+        deadline = time.monotonic() + patience
+        while len(answers) < expected and time.monotonic() < deadline:
+            self.handle_next(0.2)
+            answers |= self.greet(hello)
+        return answers
+
+    def greet(self, hello: Request) -> dict[str, Answer]:
+        """Send `hello` to the nodes that joined since the last call; returns the answers by site name."""
+        new = sorted(self.online - self.greeted)
         if not new:
             return {}
-        self.ask += 1
-        self.inbox = {}
-        self.link.tell({"do": "send", "ask": self.ask, "to": new, "headers": [as_header(hello)] * len(new)})
-        deadline = time.monotonic() + GREETING
+        self._send([(node, hello) for node in new])
+        deadline = time.monotonic() + HELLO_SECONDS
         while not set(new) <= self.inbox.keys() and (left := deadline - time.monotonic()) > 0:
-            self.listen(left)
-        self.met |= set(new)
-        return dict(filter(None, (self._welcome(node, self._heard(-1, node, GREETING)) for node in new)))
+            self.handle_next(left)
+        self.greeted |= set(new)
+        return dict(filter(None, (self._admit(node, self._reply(-1, node, HELLO_SECONDS)) for node in new)))
 
-    def _welcome(self, node: int, heard: Heard) -> tuple[str, Answer] | None:
-        """The name under which a greeted node takes part, and what it said."""
-        name = heard.answer.name if self.open and heard.answer is not None else self._name(node)
-        if heard.why or heard.answer is None:
-            self.say(f"site {name} {heard.why}")
+    def _admit(self, node: int, reply: SiteReply) -> tuple[str, Answer] | None:
+        """(name, answer) of a node that takes part; None if it cannot. Without keys, this sets the node's name."""
+        name = reply.answer.name if self.keyless and reply.answer is not None else self._name(node)
+        if reply.why or reply.answer is None:
+            self.say(f"site {name} {reply.why}")
             return None
-        if self.open:
+        if self.keyless:
             if self.nodes.get(name, node) in self.online - {node}:
-                self.say(f"refused a second site called {name!r}: give each a --name of its own")
+                self.say(f"refused a second site named {name!r}: each site needs its own --name")
                 return None
             self.nodes[name] = node
-        return name, heard.answer
+        return name, reply.answer

@@ -1,10 +1,10 @@
-"""A site's states on its own disk: what its clients keep between rounds survives a restart, and a server's.
+"""The states of a site's clients on its disk. They survive a restart of the site and of the server.
 
     <folder>/<run>/<round>-<sha256>.safetensors
 
-A file appears by a rename when it is whole, and its name holds its checksum. A round's state counts only
-once the server says so, in the next message (`base`); what it does not count is removed then. States as far
-back as the server may go (`keep`) stay.
+A file is written under a temporary name and renamed when it is complete; its name contains its checksum. The state
+of a round counts once the next request says so (`base`); otherwise it is removed. Older states are kept as long as
+the server may be resumed from an earlier round (`keep`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from fedskew.federation.store import Blob, Damaged
 
 
 class States:
+    """The client states in a folder, by run and round."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, run: str, base: int) -> Blob:
-        """The state after round `base`; empty for a client that never finished one."""
+        """The state after round `base`; b"" for -1, a client without state. Raises Damaged if it is."""
         if base < 0:
             return b""
         for path in self._versions(run).get(base, []):
@@ -30,23 +32,25 @@ class States:
         raise Damaged(f"the state after round {base + 1} of run {run} is missing or damaged in {self.folder}")
 
     def put(self, run: str, round: int, blob: Blob) -> None:
-        place = self.folder / run
-        place.mkdir(parents=True, exist_ok=True)
+        """Write the state after a round, in place of one that is there already."""
+        folder = self.folder / run
+        folder.mkdir(parents=True, exist_ok=True)
         for old in self._versions(run).get(round, []):
             old.unlink()
-        write_atomically(place / f"{round:06d}-{sha256(blob)}.safetensors", blob)
+        write_atomically(folder / f"{round:06d}-{sha256(blob)}.safetensors", blob)
 
     def settle(self, run: str, base: int, keep: int) -> None:
-        """Only rounds up to `base` count; of those up to `keep` the last."""
+        """Remove the states after round `base`, which do not count, and those that round `keep` does not need."""
         versions = self._versions(run)
-        needless = [round for round in versions if round > base]
-        needless += sorted(round for round in versions if round <= min(keep, base))[:-1]
-        for round in needless:
+        obsolete = [round for round in versions if round > base]
+        obsolete += sorted(round for round in versions if round <= min(keep, base))[:-1]
+        for round in obsolete:
             for path in versions[round]:
                 path.unlink()
 
     def _versions(self, run: str) -> dict[int, list[Path]]:
-        found: dict[int, list[Path]] = {}
+        """Round -> files."""
+        versions: dict[int, list[Path]] = {}
         for path in (self.folder / run).glob("*-*.safetensors"):
-            found.setdefault(int(path.name[:6]), []).append(path)
-        return found
+            versions.setdefault(int(path.name[:6]), []).append(path)
+        return versions

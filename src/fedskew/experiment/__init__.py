@@ -1,1 +1,1 @@
-"""One experiment: its settings, its run, its directory."""
+"""One experiment: its settings, its run, and the directory of its results."""

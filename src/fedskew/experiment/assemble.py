@@ -1,4 +1,4 @@
-"""An experiment made ready to run: data loaded and split, the net chosen, mistakes found."""
+"""Prepares an experiment: loads and splits the data, chooses the net, and reports errors in the settings."""
 
 from __future__ import annotations
 
@@ -27,94 +27,104 @@ from fedskew.models import wrap
 
 @dataclass(frozen=True, kw_only=True)
 class Lineup:
-    """The world of a run, and which of its clients do what."""
+    """The world of a run, and the roles of its clients."""
 
     world: World
     members: tuple[int, ...]  # clients that may train
-    newcomers: tuple[int, ...]  # clients that never do
-    evaluated: tuple[int, ...]  # clients whose own test part is evaluated
-    cohort_size: int  # clients asked in a round
+    newcomers: tuple[int, ...]  # clients that never train
+    evaluated: tuple[int, ...]  # clients that are evaluated on their own test samples
+    cohort_size: int  # clients asked to train in a round
     quorum: int  # usable updates a round needs
 
     def cohort(self, round: int) -> list[int]:
-        """The clients asked in this round."""
+        """The clients asked to train in this round."""
         return draw_cohort(self.members, self.cohort_size, self.world.seed, round)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled(Lineup):
-    """An experiment ready to run: data loaded and split, the net chosen, mistakes found."""
+    """An experiment that is ready to run."""
 
     data: DataSet
     partition: Partition
 
 
-def line_up(experiment: Experiment, members: Sequence[int]) -> tuple[int, int]:
-    """(clients asked in a round, updates it needs) when these clients may train."""
-    size = part_of(experiment.clients_per_round, len(members), "clients_per_round")
+def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
+    """(clients asked to train in a round, usable updates it needs) if `members` clients may train."""
+    size = part_of(experiment.clients_per_round, members, "clients_per_round")
     return size, part_of(experiment.trouble.quorum, size, "quorum")
 
 
-def part_of(value: float | str, whole: int, what: str) -> int:
-    """A count, or a share below 1, of `whole`; 'all' is all of it."""
+def part_of(value: float | str, total: int, what: str) -> int:
+    """A count from a setting: a count itself, a share (below 1, or 1.0) of `total`, or "all".
+
+    A share gives at least 1. `what` names the setting in an error.
+
+    >>> part_of(3, 10, "quorum"), part_of(0.25, 10, "quorum"), part_of("all", 10, "quorum")
+    (3, 2, 10)
+    """
     if value == "all":
-        return whole
+        return total
     try:
         number = float(value)
     except ValueError:
         raise UsageError(f"{what}={value!r} is invalid: expected a count, a share below 1, or all.") from None
     if 0 < number < 1 or (number == 1 and isinstance(value, float)) or value == "1.0":
-        return max(1, int(number * whole))
-    if number != int(number) or not 1 <= number <= whole:
+        return max(1, int(number * total))
+    if number != int(number) or not 1 <= number <= total:
         raise UsageError(
-            f"{what}={value} is invalid: there are {whole} clients; expected 1 to {whole}, or a share below 1."
+            f"{what}={value} is invalid: there are {total} clients; expected 1 to {total}, or a share below 1."
         )
     return int(number)
 
 
 def model_text(model: str, data: DataSet) -> str:
-    """`auto` made concrete: a small CNN for images of 28 pixels and more, else an MLP."""
+    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP."""
     if model != "auto":
         return model
     return "simple-cnn" if len(data.shape) == 3 and min(data.shape[1:]) >= 28 else "mlp"
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
-    """What makes the net; tried at once, so that a model that does not fit is a mistake now, not in a worker."""
+    """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
-        own = partial(wrap, experiment.model, experiment.head)
-        own()
-        return own
+        make = partial(wrap, experiment.model, experiment.head)
+        make()
+        return make
     steps = parse(model_text(experiment.model, data), "model")
     if len(steps) > 1:
         raise UsageError(f"model '{experiment.model}' has more than one part; name one model.")
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
     fast = experiment.step == "fast"
-    make = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    make()
-    return make
+    build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
+    build_named()
+    return build_named
 
 
 def on_validation(world: World) -> World:
-    """The world whose test parts are the validation parts, with no test set beside them: what tuning may look at."""
+    """The world with validation samples in place of test samples, and without the server's test set, for tuning."""
     if not len(world.validation.values):
         raise UsageError(
-            "evaluation.part=validation needs validation data: give holdout.validation a share, such as 0.2."
+            "evaluation.part=validation needs validation data: set holdout.validation to a share, such as 0.2."
         )
     return dataclasses.replace(world, test=world.validation, x_test=world.x_test[:0], y_test=world.y_test[:0])
 
 
 def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
+    """The data set of the setting `public`. It must not be the one that is split among the clients."""
     if experiment.public == experiment.data:
         raise UsageError(
-            "the public set is the clients' own data set: cut from it what no client gets, "
-            f"with the split public:per_class=20+{experiment.split}."
+            "public and data are the same data set: to set samples of it aside for the server, "
+            f"leave public empty and use the split public:per_class=20+{experiment.split}."
         )
     return load(experiment.public, folder) if isinstance(experiment.public, str) else experiment.public
 
 
 def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu") -> Assembled:
-    """Everything a run needs: data loaded and split, the net chosen. Mistakes are found here, before it starts."""
+    """Load and split the data and choose the net. Errors in the settings raise UsageError here, before the run starts.
+
+    `data_dir` is where named data sets are; None is the default folder.
+    """
     data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else experiment.data
     if experiment.holdout.pool == "all":
         data = data.pooled()
@@ -126,17 +136,17 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         pool, partition = with_public(data, partition, public_data(experiment, data_dir))
     if experiment.method.public and not len(partition.public):
         raise UsageError(
-            f"method {experiment.method_name} needs public data on the server: begin the split with "
-            f"'public:per_class=20+', as in public:per_class=20+{experiment.split}, or give your own with public=..."
+            f"method {experiment.method_name} needs public data on the server: start the split with "
+            f"'public:per_class=20+', as in public:per_class=20+{experiment.split}, or give a data set with public=..."
         )
     holdout = experiment.holdout
     parts = portion(partition, validation=holdout.validation, test=holdout.test, seed=experiment.seed)
     population = len(parts)
     new = draw_newcomers(population, holdout.newcomers, experiment.seed) if holdout.newcomers else ()
     members = tuple(c for c in range(population) if c not in set(new))
-    size, quorum = line_up(experiment, members)
+    size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:
-        parts, members, size, quorum = in_one_place(partition, parts, members), (0,), 1, 1
+        parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
     world = world_of(experiment, pool, partition, parts, device)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
@@ -155,7 +165,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
 
 
 def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts: Sequence[Parts], device: str) -> World:
-    """The experiment's method, net and training over these data, dealt so."""
+    """The world of an experiment on these data, split like this."""
     return make_world(
         data,
         partition,
@@ -170,9 +180,9 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
     )
 
 
-def in_one_place(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
-    """The first client holds what all members would train on; everybody keeps the samples to be evaluated by."""
+def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
+    """Give the first client the training samples of all members. Validation and test samples stay where they are."""
     if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients whose inputs differ: leave noise and rotate out of the split.")
-    every = np.concatenate([parts[c].train for c in members])
-    return tuple(replace(own, train=every if c == 0 else every[:0]) for c, own in enumerate(parts))
+        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    train = np.concatenate([parts[c].train for c in members])
+    return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))

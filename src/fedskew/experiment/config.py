@@ -1,4 +1,4 @@
-"""An experiment: everything that decides a result, as one value, and its TOML form."""
+"""An experiment: all settings that determine a result, as one value, and their TOML form."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import dataclasses
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import tomli_w
 from torch import nn
@@ -23,58 +24,95 @@ from fedskew.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Holdout:
-    """What of each client's data does not train, and which clients never do."""
+    """Samples that are not trained on, and clients that never train. Shares are between 0 and 1."""
 
-    test: Share = 0.2  # share of each client's samples: its own test part
+    # share of each client's samples that become its test samples; 0: clients have none
+    test: Share = 0.2
+    # share of each client's samples that become its validation samples, for tuning; 0: none
     validation: Share = 0.0
-    newcomers: int | float = 0  # clients that never train: a count, or a share below 1
-    pool: Literal["train", "all"] = "train"  # what is dealt: the training part, or train and test merged
+    # clients that never train and are evaluated as a group of their own: a count, or a share below 1; 0: none
+    newcomers: int | float = 0
+    # the samples that are split among clients: the data set's training part, or its training and test parts together
+    # ("all"; the server has no test set then)
+    pool: Literal["train", "all"] = "train"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    every: Count = 1  # rounds; the last is always evaluated
-    clients: Natural = 0  # how many clients' own test parts, a fixed seeded sample; 0 is all
-    part: Literal["test", "validation"] = "test"  # validation: its parts stand for the test parts; no test set is seen
-    diagnose: bool = False  # closing figures say how far features collapsed and heads drifted (see diagnostics.py)
+    """When and on what the model is evaluated."""
+
+    # rounds between evaluations; the last round is always evaluated
+    every: Count = 1
+    # how many clients are evaluated on their own test samples, the same ones each time; 0: all
+    clients: Natural = 0
+    # the samples to evaluate on: "validation" uses the validation samples in place of all test samples
+    part: Literal["test", "validation"] = "test"
+    # also compute `Result.diagnostics` at the end: how far features collapsed and client heads drifted apart
+    diagnose: bool = False
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Clients that fail, and how many must not."""
+    """Simulated faults of clients, and how many updates a round needs."""
 
-    dropout: Share = 0.0  # each selected client is absent with this probability; one is always kept
-    fault: str = ""  # e.g. nan:rate=0.1+die:client=3,round=2
-    quorum: int | float = 1  # updates a round needs: a count, or a share below 1 of the cohort
+    # probability that a client of the cohort does not answer; one client always does. 0: all answer
+    dropout: Share = 0.0
+    # further faults in text form, such as nan:rate=0.1+die:client=3,round=2 (see simulate/faults.py); "": none
+    fault: str = ""
+    # usable updates a round needs: a count, or a share of the cohort below 1. With fewer the run stops
+    quorum: int | float = 1
 
     def faults(self) -> tuple[Fault, ...]:
+        """The faults to simulate, `dropout` included."""
         drop = (Fault("drop", self.dropout),) if self.dropout else ()
         return drop + parse_faults(self.fault)
 
 
 @dataclass(frozen=True)
 class Experiment:
+    """All settings of an experiment. With the same settings, packages and machine, results are bit-identical.
+
+    >>> from fedskew.methods.fedprox import FedProx
+    >>> experiment = Experiment(method=FedProx(mu=0.1), rounds=5, clients_per_round=0.5)
+    >>> experiment.to_toml().splitlines()[:3]
+    ['data = "digits"', 'split = "dirichlet:alpha=0.3,clients=10"', 'model = "auto"']
+    >>> from_dict(tomllib.loads(experiment.to_toml())) == experiment
+    True
+    """
+
+    # the method with its own settings
     method: Method = field(default_factory=FedAvg)
+    # the data set: a name, a path, or a DataSet
     data: str | DataSet = "digits"
+    # how the samples are split among clients, in text form; steps are joined by "+"
     split: str = "dirichlet:alpha=0.3,clients=10"
-    model: str | nn.Module = "auto"  # or any module and the name of its last layer, see `head`
-    head: str = ""  # the last layer's name, for a module of your own
+    # the net: a name with options in text form, or a torch module; "auto" chooses one for the data
+    model: str | nn.Module = "auto"
+    # the name of the last layer of `model` if that is a torch module
+    head: str = ""
+    # training rounds; some methods add rounds of another kind
     rounds: Count = 30
-    clients_per_round: int | float | Literal["all"] = "all"  # a count, or a share below 1
+    # clients asked to train in a round: a count, a share below 1, or "all"
+    clients_per_round: int | float | Literal["all"] = "all"
+    # seed of every random draw: the split, the initial model, cohorts, batches, faults
     seed: Natural = 0
+    # local training of the clients: optimiser, epochs, batch size, ...
     training: Training = field(default_factory=Training)
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
-    step: Literal["fast", "plain"] = "fast"  # plain: torch's own layers and optimisers, the reference
-    public: str | DataSet = ""  # the server's public data, as `data`; or the split cuts them: public:per_class=20+...
+    # "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference
+    step: Literal["fast", "plain"] = "fast"
+    # public data on the server: a name, a path, or a DataSet; "": none, or as the split says (public:per_class=20+...)
+    public: str | DataSet = ""
 
     @property
     def method_name(self) -> str:
+        """The name of the method in the registry; the name of its class if it is not there."""
         return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as in the TOML form."""
+        """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
@@ -87,6 +125,7 @@ class Experiment:
         return {key: _without_none(value) for key, value in plain.items()}
 
     def to_toml(self) -> str:
+        """The settings as TOML text; `from_dict` reads it back."""
         return tomli_w.dumps(self.as_dict())
 
 
@@ -103,7 +142,10 @@ def _without_none(value: Any) -> Any:
 
 
 def from_dict(values: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain values, every one of them checked."""
+    """An experiment from plain values, as in the TOML form. Missing settings have their defaults.
+
+    An unknown name or an invalid value raises UsageError.
+    """
     plain = dict(values)
     fields = {f.name for f in dataclasses.fields(Experiment)}
     for key in plain:
@@ -111,34 +153,33 @@ def from_dict(values: Mapping[str, Any]) -> Experiment:
             raise unknown("setting", key, fields)
     for name in ("method", *TABLES):
         if not isinstance(plain.get(name, {}), Mapping):
-            raise UsageError(f"{name} is a table of settings; write {name}.key = value, got {plain[name]!r}.")
+            raise UsageError(f"{name}={plain[name]!r} is invalid: expected a table of settings, {name}.key = value.")
     method = dict(plain.pop("method", {"name": "fedavg"}))
     name = str(method.pop("name", "fedavg"))
     made: dict[str, Any] = {"method": build(choose("method", name, REGISTRY), method, f"method {name}")}
     for key, kind in TABLES.items():
         made[key] = build(kind, plain.pop(key, {}), key)
-    made["clients_per_round"] = plain.pop("clients_per_round", "all")
-    top = build(_Top, plain, "the experiment")
-    experiment = Experiment(**made, **dataclasses.asdict(top))
+    # checked by `assemble`, which knows the number of clients
+    made["clients_per_round"] = plain.pop("clients_per_round", Experiment.clients_per_round)
+    experiment = Experiment(**made, **vars(build(_single_values(), plain, "the experiment")))
     experiment.trouble.faults()
     return experiment
 
 
-@dataclass(frozen=True)
-class _Top:
-    """The settings of an experiment that are single values."""
+@cache
+def _single_values() -> type[Any]:
+    """A dataclass of the fields of `Experiment` that are single values in TOML, with the same types and defaults.
 
-    data: str = "digits"
-    split: str = Experiment.split
-    model: str = "auto"
-    head: str = ""
-    rounds: Count = Experiment.rounds
-    seed: Natural = 0
-    step: Literal["fast", "plain"] = "fast"
-    public: str = ""
+    Data sets and models are text there.
+    """
+    types = get_type_hints(Experiment, include_extras=True) | {"data": str, "model": str, "public": str}
+    others = {"method", "clients_per_round", *TABLES}
+    fields = [(f.name, types[f.name], f.default) for f in dataclasses.fields(Experiment) if f.name not in others]
+    return dataclasses.make_dataclass("SingleValues", fields, frozen=True)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """The contents of a TOML file; UsageError if it cannot be read or is not valid TOML."""
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
@@ -148,16 +189,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def method_of(text: str) -> Method:
-    """`fedprox:mu=0.1` -> FedProx(mu=0.1)."""
+    """A method from its text form: `fedprox:mu=0.1` gives FedProx(mu=0.1)."""
     steps = parse(text, "method")
     if len(steps) > 1:
-        raise UsageError(f"method '{text}' has more than one part; write name:field=value,...")
+        raise UsageError(f"method '{text}' is invalid: expected one method, as in name:field=value,...")
     name, options = steps[0]
-    values: dict[str, Any] = {key: _listed(value) for key, value in options.items()}
+    values: dict[str, Any] = {key: _numbers(value) for key, value in options.items()}
     return build(choose("method", name, REGISTRY), values, f"method {name}")
 
 
-def _listed(value: str) -> Any:
-    """5-5-5 is a tuple of numbers, since a comma ends an option."""
+def _numbers(value: str) -> Any:
+    """5-5-5 as a list of numbers, since a comma ends an option; other text unchanged."""
     parts = value.split("-")
     return [int(p) for p in parts] if len(parts) > 1 and all(p.isdigit() for p in parts) else value

@@ -1,4 +1,4 @@
-"""What a method costs beyond FedAvg, from the shapes of what it sends and keeps. Two rounds on made-up samples tell."""
+"""The communication and storage costs of a method, measured in two rounds on random samples."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Sizes = dict[str, int]  # bytes by group of a payload
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Bytes by group: a client's share of a round, and what stays where."""
+class Costs:
+    """The costs of a method in bytes, by group of the payload."""
 
-    down: Sizes
-    up: Sizes
-    client: Sizes  # what a client keeps between rounds
-    server: Sizes
-    once: dict[str, tuple[Sizes, Sizes]]  # rounds of another kind, by name: (down, up)
+    down: Sizes  # server to one client, in one training round
+    up: Sizes  # one client to the server
+    client: Sizes  # state of one client between rounds
+    server: Sizes  # state of the server
+    once: dict[str, tuple[Sizes, Sizes]]  # (down, up) of stages other than "train", by name
 
 
-def made_up(method: Method, model: str, shape: Shape, classes: int) -> World:
-    """Two clients and a public set, two samples of each class everywhere, one step a round."""
+def random_world(method: Method, model: str, shape: Shape, classes: int) -> World:
+    """Two clients and a public set with random images, two of each class, and one training step per round."""
     n = 2 * classes
-    pictures = torch.randint(256, (3 * n, *shape[1:], shape[0]), generator=seeded(0), dtype=torch.uint8)
+    images = torch.randint(256, (3 * n, *shape[1:], shape[0]), generator=seeded(0), dtype=torch.uint8)
     parts = np.arange(3 * n).reshape(3, n)
     labels = torch.arange(3 * n) % classes
     return world_from_tensors(
         method,
         Training(steps=1, batch_size=n),
         partial(build, model, shape, classes, seed=0),
-        pictures,
+        images,
         labels,
         list(parts[:2]),
         classes=classes,
@@ -52,9 +52,12 @@ def made_up(method: Method, model: str, shape: Shape, classes: int) -> World:
     )
 
 
-def ledger(method: Method, model: str = "simple-cnn", shape: Shape = (1, 28, 28), classes: int = 10) -> Ledger:
-    """The costs of the second round, in which whatever the first one made is there, and of rounds of another kind."""
-    world = made_up(method, model, shape, classes)
+def measure_costs(method: Method, model: str = "simple-cnn", shape: Shape = (1, 28, 28), classes: int = 10) -> Costs:
+    """The costs of a method for a model, images of `shape` and a number of classes.
+
+    Training rounds are measured in the second one, in which everything the method sends exists.
+    """
+    world = random_world(method, model, shape, classes)
     server = method.init_server(world.server_site(0, "init"))
     states: list[Payload] = [{}, {}]
     costs: dict[str, tuple[Sizes, Sizes]] = {}
@@ -67,9 +70,9 @@ def ledger(method: Method, model: str = "simple-cnn", shape: Shape = (1, 28, 28)
             costs[stage] = (size_of(broadcast), size_of(updates[0].payload))
             server = method.aggregate(world.server_site(round, stage), server, iter(updates))
     down, up = costs.pop("train")
-    return Ledger(down, up, size_of(states[0]), size_of(server), costs)
+    return Costs(down, up, size_of(states[0]), size_of(server), costs)
 
 
-def beyond(one: Sizes, other: Sizes) -> int:
-    """Bytes of one payload more than of another; negative where it is the smaller."""
+def extra_bytes(one: Sizes, other: Sizes) -> int:
+    """How many bytes one payload has more than another; negative if it has fewer."""
     return sum(one.values()) - sum(other.values())

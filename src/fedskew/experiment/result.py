@@ -1,4 +1,4 @@
-"""The closing figures of a run, as a typed value. Its JSON is result.json."""
+"""The result of a run. As JSON it is the file result.json."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.experiment.config import Experiment
 from fedskew.federation.protocol import Record
 
-SCHEMA = 1  # raised when a reader of older files would misread a newer one
+SCHEMA = 1  # version of the format; increased when a reader of older files would misread a newer one
 
 
 class Diagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """What skew did to the model beyond its accuracy; None where it cannot be computed (see diagnostics.py)."""
+    """Effects of skewed data on the model besides its accuracy; see `diagnostics.diagnose`."""
 
-    eigenvalue_spread: float | None
-    head_distance: float | None
-    clients: int  # whose heads were compared
+    eigenvalue_spread: float | None  # collapse of the global model's features; None: cannot be computed
+    head_distance: float | None  # mean distance between clients' heads; None: cannot be computed
+    clients: int  # how many clients' heads were compared
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A run in one value: the last evaluation and what all rounds cost."""
+    """The result of a run: its last evaluation, and the costs of all rounds."""
 
     method: str
     seed: int
-    rounds: int  # done
-    accuracy: float | None  # the run's headline (see evaluation.figures.headline)
-    metrics: Metrics | None  # of the last round
-    bytes_up: int
-    bytes_down: int
-    client_seconds: float
+    rounds: int  # rounds that were finished
+    accuracy: float | None  # the main figure of the run (see evaluation.figures.headline); None: not evaluated
+    metrics: Metrics | None  # of the last round; None: not evaluated
+    bytes_up: int  # clients to server, all rounds
+    bytes_down: int  # server to clients
+    client_seconds: float  # summed over clients
     server_seconds: float
-    seconds: float
-    lost: int  # updates that did not count
+    seconds: float  # wall-clock time
+    lost: int  # updates that were not aggregated
     settings: dict[str, Any]  # the experiment, as in settings.toml
     digest: str = ""  # SHA-256 of the server's final state; "": the run did not finish
-    model_digest: str = ""  # of the global model alone
-    clients: dict[str, ClientRow] = {}  # each client's own figures, by client number
-    diagnostics: Diagnostics | None = None
-    sites: list[str] = []  # names of the sites in the order of their client numbers, in a deployment
+    model_digest: str = ""  # SHA-256 of the global model
+    clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
+    diagnostics: Diagnostics | None = None  # with evaluation.diagnose
+    sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as in result.json."""
+        """The result as plain values, as in result.json."""
         return dict(msgspec.to_builtins(self))
 
 
 def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any) -> Result:
-    """The result of a run with these records; `closing` are the fields that only a finished run has."""
+    """The result of a run with these records (at least one); `closing` are the fields of a finished run."""
     last = records[-1]
     return Result(
         method=experiment.method_name,

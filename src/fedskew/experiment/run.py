@@ -1,4 +1,4 @@
-"""An experiment carried out: rounds, checkpoints, resuming, closing figures. For real sites see deploy/server.py."""
+"""Runs an experiment: rounds, checkpoints, resuming, the result. Simulated here; deploy/ runs it between real sites."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fedskew.federation.wire import digest
 
 
 class BaseRun(ABC):
-    """An experiment carried out somewhere: iterate over it for records; then `result` holds the closing figures.
+    """What simulations and deployments have in common. Iterate over a run for its records; then `result` is set.
 
-    What simulation and deployment share: the round loop, the run's directory, resuming. `directory` None writes
-    nothing. After resuming, `notes` says what was found damaged or different.
+    `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. Then
+    `notes` are messages for the user: damaged checkpoints, and versions of packages that changed.
     """
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
         self.experiment, self.directory = experiment, directory
         self.rounds = len(experiment.method.stages(experiment.rounds))
-        self.start: tuple[int, Payload] | None = None  # (next round, server state) of a run that is resumed
+        self.start: tuple[int, Payload] | None = None  # (next round, server state); None: from the beginning
         self.notes: list[str] = []
         self.records: list[Record] = []
-        self.result: Result | None = None  # None: not finished
+        self.result: Result | None = None  # None: not finished yet
         if directory is None:
             return
         if not resume:
@@ -52,14 +52,14 @@ class BaseRun(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
-        """The records of the rounds that are still to do."""
+        """Carry out the remaining rounds; yields a record of each."""
 
     def _carry_out(
         self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
     ) -> Iterator[Record]:
-        """Every round still to do, then the closing figures. What is done is saved, also when it is interrupted.
+        """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients to ask; None draws them as the experiment says.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         try:
@@ -84,16 +84,16 @@ class BaseRun(ABC):
             self._finish(last[1], federation, lineup.world.initial)
 
     def _keep(self, record: Record) -> None:
-        """Remember a record; where there is a directory, write it, and a checkpoint if one is due."""
-        light = msgspec.structs.replace(record, server=None)
-        self.records[-1:] = merge_late([*self.records[-1:], light])
+        """Add a record to `records` and to the run's directory; writes a checkpoint if one is due."""
+        without_server = msgspec.structs.replace(record, server=None)
+        self.records[-1:] = merge_late([*self.records[-1:], without_server])
         if self.directory is not None:
-            self.directory.append(light)
+            self.directory.append(without_server)
             if self.directory.due(record.round):
                 self.directory.save(record.round, record.server)
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
-        """The last round is done: the closing figures, and the whole global model."""
+        """Set the result; write it, the global model and the server's state."""
         model = {group: initial[group] | server.get(group, Tensors()) for group in MODEL}
         self.result = result_of(
             self.experiment,
@@ -108,17 +108,24 @@ class BaseRun(ABC):
             self.directory.finish(server, model, self.result)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
-        """Further fields of the result."""
+        """Further fields of the result; subclasses override it."""
         return {}
 
 
 class Run(BaseRun):
     """A simulated run.
 
-    `out` is the run's directory (None: nothing is written). `workers` are processes: 1 works in this one, None
-    takes all cores; with `engine="ray"` they are actors, None for all CPUs of the cluster. `data_dir` is where
-    named data sets lie, `checkpoint_every` the rounds between checkpoints (0: spaced so that they stay cheap),
-    `resume` continues the run in `out`, and `track` names trackers that get every record too (see tracking.py).
+    Args:
+        experiment: the settings.
+        out: the run's directory; None writes nothing.
+        workers: number of worker processes. 1 uses this process only, None uses all cores. With the engine "ray",
+            the number of actors; None uses all CPUs of the cluster.
+        engine: "processes" or "ray".
+        data_dir: where named data sets are; None is the default folder.
+        device: "cpu", "cuda" or "mps".
+        checkpoint_every: rounds between checkpoints; 0 spaces them so that they take at most a twentieth of the time.
+        resume: continue the run in `out`.
+        track: names of trackers that get every record too (see tracking.py).
     """
 
     def __init__(
@@ -174,7 +181,7 @@ class Run(BaseRun):
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
-    """Run an experiment (None: the default one). Options are those of `Run`.
+    """Prepare a run of an experiment (None: the default one); iterate over it to train. Options are those of `Run`.
 
     >>> import fedskew
     >>> run = fedskew.run(fedskew.Experiment(rounds=2))
@@ -187,5 +194,5 @@ def run(experiment: Experiment | None = None, **options: Any) -> Run:
 
 
 def resume(path: Path | str, **options: Any) -> Run:
-    """Continue the run in a directory, to the same result as if it had never stopped. Options are those of `Run`."""
+    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`."""
     return Run(read_settings(Path(path)), out=path, resume=True, **options)

@@ -1,16 +1,16 @@
-"""A run's directory: the only module that writes one, and the only one that reads one.
+"""The directory of a run. Only this module writes and reads it.
 
-    settings.toml       the experiment, as it was run
-    records.jsonl       one record a round
-    clients/            states that clients keep, one file per version
-    clients.jsonl       which version of which client counts, with checksums, in order
-    checkpoints/        the server's state after a round; the name ends in the file's own SHA-256
-    server.safetensors  model.safetensors  result.json     when the run has finished
-    deployment.json     in a run between sites: who they are (see deploy/server.py)
+    settings.toml       the experiment
+    records.jsonl       one record per round
+    clients/            states of clients, one file per version
+    clients.jsonl       the committed versions of client states in order, with checksums
+    checkpoints/        the server's state after a round; a file's name ends in its SHA-256
+    server.safetensors  model.safetensors  result.json     of a finished run
+    deployment.json     of a run between sites: their names (see deploy/server.py)
 
-A checkpoint also says how far records.jsonl and clients.jsonl reach, so whatever was written after it is cut off.
-It becomes visible by a rename, after all it refers to is on disk. The last two are kept: if one is torn or was
-changed, its checksum does not match, and the one before is used.
+A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that time; resuming truncates them to it.
+A checkpoint is written under a temporary name and renamed after all files it refers to are on disk. The last two are
+kept: if the checksum of one does not match, the one before it is used.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fedskew.federation.protocol import Record, merge_late
 from fedskew.federation.store import Damaged, Store, Version
 from fedskew.federation.wire import decode, decode_with_notes, encode
 
-KEPT = 2  # checkpoints
-RELUCTANCE = 20  # with automatic spacing, checkpoints take at most about a twentieth of the time
+KEPT_CHECKPOINTS = 2
+SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
 SETTINGS, RECORDS, RESULT, VERSIONS = "settings.toml", "records.jsonl", "result.json", "clients.jsonl"
 SERVER, MODEL = "server.safetensors", "model.safetensors"
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide a run's bits."""
+    """The versions of the packages that the exact result of a run depends on."""
     return {
         "fedskew": __version__,
         "torch": str(torch.__version__),
@@ -57,12 +57,12 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run's directory, read: a run that has finished, was cut off, or is still running."""
+    """The contents of a run's directory. The run may be finished, interrupted, or still running."""
 
     path: Path
     experiment: Experiment
     records: list[Record]
-    result: Result | None  # None: it has not finished
+    result: Result | None  # None: not finished
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -70,23 +70,23 @@ class SavedRun:
         return self.experiment.as_dict()
 
     def server(self) -> Payload:
-        """The server's final state."""
+        """The server's final state, of a finished run."""
         return decode((self.path / SERVER).read_bytes())
 
     def store(self) -> Store:
-        """The clients' states as the run left them."""
+        """The clients' states after the last checkpoint."""
         store = Store(self.path / "clients")
-        store.restore(_listed((self.path / VERSIONS).read_bytes()))
+        store.restore(_parse_versions((self.path / VERSIONS).read_bytes()))
         return store
 
 
 def is_run(path: Path) -> bool:
-    """Whether the folder holds a run."""
+    """Whether the folder contains a run."""
     return (path / SETTINGS).exists()
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the folder holds a finished run."""
+    """Whether the folder contains a finished run."""
     return (path / RESULT).exists()
 
 
@@ -98,11 +98,11 @@ def read_settings(path: Path) -> Experiment:
 
 
 def read_run(path: Path) -> SavedRun:
-    """The run in a folder. A record that was cut off while it was written is left out."""
+    """The run in a folder. A last record that was written only in part is left out."""
     experiment, result = read_settings(path), path / RESULT
     try:
         records = _read_records(path / RECORDS)
-        return SavedRun(path, experiment, records, _decode(result, Result) if result.exists() else None)
+        return SavedRun(path, experiment, records, _read_result(result) if result.exists() else None)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
@@ -110,41 +110,42 @@ def read_run(path: Path) -> SavedRun:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Every folder with a run in these folders, at any depth; a folder without one is a mistake."""
-    found: dict[Path, Path] = {}
+    """The folders of all runs in these folders, at any depth; UsageError if one of them contains no run."""
+    runs: dict[Path, Path] = {}
     for folder in folders:
-        here = sorted(path.parent for path in folder.rglob(SETTINGS))
-        if not here:
+        in_folder = sorted(path.parent for path in folder.rglob(SETTINGS))
+        if not in_folder:
             raise UsageError(f"{folder} holds no run: there is no {SETTINGS} in it or below it.")
-        found |= {path.resolve(): path for path in here}
-    return list(found.values())
+        runs |= {path.resolve(): path for path in in_folder}
+    return list(runs.values())
 
 
 def _read_records(path: Path) -> list[Record]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    return merge_late(msgspec.json.decode(line, type=Record) for line in whole)
+    complete = [line for line in lines if line.endswith(b"\n")]
+    return merge_late(msgspec.json.decode(line, type=Record) for line in complete)
 
 
-def _decode(path: Path, kind: type[Result]) -> Result:
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+def _read_result(path: Path) -> Result:
+    return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
-def _listed(lines: bytes) -> Iterable[Version]:
+def _parse_versions(lines: bytes) -> Iterable[Version]:
     return (Version(**json.loads(line)) for line in lines.splitlines())
 
 
 class RunDirectory:
-    """A run's directory while the run writes it; locked against a second writer until `close`.
+    """The directory of a run in progress; locked until `close`, so that no other run writes to it.
 
-    `every` is the number of rounds between checkpoints; 0 spaces them so that they stay cheap.
+    `every` is the number of rounds between checkpoints; 0 spaces them so that they take at most about one twentieth
+    of the time.
     """
 
     def __init__(self, path: Path, every: int = 0) -> None:
         self.path, self.every = path, every
         self.store = Store(path / "clients")
-        self.cost, self.last = 0.0, (-1, time.monotonic())  # seconds of a checkpoint; (round, when) of the last
-        self.previous = -1  # round of the checkpoint before the last
+        self.cost, self.last = 0.0, (-1, time.monotonic())  # seconds a checkpoint takes; (round, time) of the last
+        self.previous = -1  # round of the checkpoint before the last one; -1: none
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.lock = filelock.FileLock(path / ".lock")
@@ -156,14 +157,16 @@ class RunDirectory:
 
     @property
     def records(self) -> Path:
+        """The file of the records."""
         return self.path / RECORDS
 
     @property
     def index(self) -> Path:
+        """The file of the versions of client states."""
         return self.path / VERSIONS
 
     def begin(self, experiment: Experiment) -> None:
-        """Start a new run: the directory must not hold one."""
+        """Start a new run; UsageError if the directory contains one already."""
         if is_run(self.path):
             self.close()
             raise UsageError(
@@ -182,10 +185,10 @@ class RunDirectory:
         """Whether a checkpoint is due after this round."""
         if self.every:
             return (round + 1) % self.every == 0
-        return time.monotonic() - self.last[1] >= RELUCTANCE * self.cost
+        return time.monotonic() - self.last[1] >= SPACING * self.cost
 
     def save(self, round: int, server: Payload) -> None:
-        """Write a checkpoint after this round."""
+        """Write a checkpoint of the server's state and the clients' states after this round."""
         if round == self.last[0]:
             return
         began = time.monotonic()
@@ -201,18 +204,21 @@ class RunDirectory:
         blob = encode(server, notes)
         write_atomically(self.path / "checkpoints" / f"{round:06d}-{sha256(blob)}.safetensors", blob)
         self.previous = self.last[0]
-        for old in self.checkpoints()[KEPT:]:
+        for old in self.checkpoints()[KEPT_CHECKPOINTS:]:
             old.unlink()
         if self.previous >= 0:
             self.store.prune(before=self.previous)
         self.cost, self.last = time.monotonic() - began, (round, time.monotonic())
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints there are, newest first."""
+        """The files of the checkpoints, newest first."""
         return sorted((self.path / "checkpoints").glob("*-*.safetensors"), reverse=True)
 
     def restore(self) -> tuple[tuple[int, Payload] | None, list[str]]:
-        """((next round, server state), notes for the user); None where there is no usable checkpoint."""
+        """Go back to the newest usable checkpoint; returns ((next round, server state), messages for the user).
+
+        Without a usable checkpoint the run starts again: None in place of round and state.
+        """
         notes: list[str] = []
         for path in self.checkpoints():
             try:
@@ -228,14 +234,14 @@ class RunDirectory:
         return None, notes
 
     def _restore_from(self, path: Path) -> tuple[tuple[int, Payload], dict[str, str]]:
-        """((next round, server state), versions it was written with); raises if anything is damaged."""
+        """((next round, server state), versions it was written with); raises Damaged, OSError or ValueError."""
         blob = bytearray(path.read_bytes())
         if sha256(blob) != path.stem.partition("-")[2]:
             raise Damaged("its checksum does not match")
         server, notes = decode_with_notes(blob)
         if self.records.stat().st_size < notes["records"] or self.index.stat().st_size < notes["index"]:
-            raise Damaged(f"{RECORDS} or {VERSIONS} is shorter than it was")
-        self.store.restore(_listed(self.index.read_bytes()[: notes["index"]]))
+            raise Damaged(f"{RECORDS} or {VERSIONS} is shorter than it was at this checkpoint")
+        self.store.restore(_parse_versions(self.index.read_bytes()[: notes["index"]]))
         self._truncate(self.records, notes["records"])
         self._truncate(self.index, notes["index"])
         for newer in self.checkpoints():
@@ -250,19 +256,19 @@ class RunDirectory:
             file.truncate(size)
 
     def read_records(self) -> list[Record]:
-        """The records so far, with late client figures where they belong."""
+        """The records so far, with late client metrics moved to the round they belong to."""
         return _read_records(self.records)
 
     def finish(self, server: Payload, model: Payload, result: Result) -> None:
-        """Write what a finished run leaves."""
+        """Write the final state of the server, the global model and the result."""
         write_atomically(self.path / SERVER, encode(server))
         write_atomically(self.path / MODEL, encode(model))
         write_atomically(self.path / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
     def result(self) -> Result | None:
-        """The closing figures, if the run got that far."""
-        return _decode(self.path / RESULT, Result) if is_finished(self.path) else None
+        """The result; None if the run is not finished."""
+        return _read_result(self.path / RESULT) if is_finished(self.path) else None
 
     def close(self) -> None:
-        """Let others write."""
+        """Unlock the directory."""
         self.lock.release()

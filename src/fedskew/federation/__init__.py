@@ -1,1 +1,1 @@
-"""The round loop, what it needs of a federation, and payloads as bytes."""
+"""Federated training: the round loop, the interface of a federation, and payloads as bytes."""

@@ -1,4 +1,4 @@
-"""Where an update is checked: replies become updates here, or a reason why not."""
+"""Checks the replies of a round: each becomes an update to aggregate, or a reason why it cannot be used."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from fedskew.federation.wire import Layout, layout_of, size_of
 
 
 class Intake:
-    """Replies of one round, checked and counted; iterate over it for the updates that count, one at a time.
+    """The replies of one round. Iterate over it for the usable updates, one at a time; it counts while it does so.
 
-    `layout` is what an update must look like, `quorum` how many usable ones the round needs.
+    `layout` is the required layout of an update. With fewer than `quorum` usable updates it raises QuorumLost.
+    The first update is read at once, so that a round without any fails before it is aggregated.
     """
 
     def __init__(self, replies: Iterator[Reply], layout: Layout, quorum: int) -> None:
         self.replies, self.layout, self.quorum = replies, layout, quorum
-        self.accepted: list[int] = []
-        self.lost: dict[int, str] = {}
-        self.bytes: dict[str, int] = {}
+        self.accepted: list[int] = []  # clients whose updates are usable
+        self.lost: dict[int, str] = {}  # client -> why its update is not
+        self.bytes: dict[str, int] = {}  # of usable updates, by group
         self.client_seconds = self.waited = self.weight = 0.0
-        self.sums: dict[str, float] = {}
-        self.spent = False
+        self.sums: dict[str, float] = {}  # of the numbers that updates report, weighted
+        self.exhausted = False
         self.first = next(self._checked(), None)
         if self.first is None:
             self._check_quorum()
@@ -44,14 +45,14 @@ class Intake:
         self._check_quorum()
 
     def finish(self) -> None:
-        """Read the replies that the method did not read, so that they are checked and counted too."""
-        if not self.spent:
+        """Check and count the replies that the method did not read."""
+        if not self.exhausted:
             for _ in self._checked():
                 pass
             self._check_quorum()
 
     def means(self) -> dict[str, float]:
-        """Means over clients, by weight, of the numbers that updates report."""
+        """Weighted means over clients of the numbers that updates report, such as the training loss."""
         return {name: total / self.weight for name, total in self.sums.items()} if self.weight else {}
 
     def _check_quorum(self) -> None:
@@ -68,7 +69,7 @@ class Intake:
             reply = next(self.replies, None)
             self.waited += time.perf_counter() - began
             if reply is None:
-                self.spent = True
+                self.exhausted = True
                 return
             self.client_seconds += reply.seconds
             why = reply.note if reply.update is None else fault_of(reply.update, self.layout)
@@ -85,7 +86,7 @@ class Intake:
 
 
 def fault_of(update: Update, layout: Layout) -> str:
-    """Why an update cannot be used, or ''. Groups, names, types and shapes must be those of the layout."""
+    """Why an update cannot be used; "" if it can. Its groups, names, types and shapes must be those of `layout`."""
     if not (update.weight > 0 and update.weight < float("inf")):
         return f"sent the weight {update.weight}"
     got = layout_of(update.payload)
@@ -114,14 +115,15 @@ def _shape(entry: tuple[str, tuple[int, ...]]) -> str:
 
 
 def _finite(t: Tensor) -> bool:
-    # a finite sum means finite values; otherwise the sum may have overflowed, so every value is checked
+    # A finite sum implies finite values. The reverse is not true: the sum may overflow, so check every value then.
     return math.isfinite(t.sum().item()) or bool(t.isfinite().all())
 
 
 def expected_layout(method: Method, site: Site, broadcast: Payload) -> Layout:
-    """What a client of this method sends in this stage.
+    """The layout of the updates that clients of this method send in this stage.
 
-    The method's own `layout`, or else what its client sends after one step on made-up samples, one of each class.
+    `method.layout` declares it. If that returns None, one training step on random samples, one of each class,
+    finds it out.
     """
     declared = method.layout(site, broadcast)
     if declared is not None:

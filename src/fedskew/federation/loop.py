@@ -1,4 +1,4 @@
-"""The round loop: it drives any federation, simulated or of real sites."""
+"""The round loop. It is the same for simulated federations and for real sites."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ def run(
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
 ) -> Iterator[Record]:
-    """Yield one record a round. Checkpoints, logging and early stopping belong to the caller.
+    """Train round by round and yield a record of each. Checkpoints, logging and early stopping belong to the caller.
 
-    `site(round, stage)` is the server's site, `cohort(round)` the clients to ask, `quorum` how many usable updates
-    a round needs, `evaluate(round)` whether to evaluate after it. `start` is (next round, server state) of a run
-    that is resumed; None starts with `method.init_server`.
+    Args:
+        method: the method to run.
+        federation: trains and evaluates the clients.
+        site: `site(round, stage)` is the server's site.
+        rounds: number of training rounds. `method.stages` may add rounds of its own.
+        cohort: `cohort(round)` are the clients asked to train in a round.
+        quorum: usable updates a round needs; with fewer it raises QuorumLost.
+        evaluate: `evaluate(round)` is whether to evaluate after a round.
+        start: (next round, server state) of a run to resume; None starts with `method.init_server`.
     """
     first, server = start if start is not None else (0, None)
     layouts: dict[str, Layout] = {}
@@ -79,6 +85,6 @@ def run(
 def ensemble_metrics(
     method: Method, site: Site, server: Payload, groups: Mapping[str, Sequence[int]]
 ) -> ModelMetrics | None:
-    """Metrics of what the server could predict with beside its model; None where there is no such thing."""
+    """Metrics of the method's ensemble on the server's test set; None if there is no ensemble or no test set."""
     logits = method.ensemble(site, server) if len(site.data) else None
     return None if logits is None else score_of(logits, site.data.labels, site.classes).metrics(groups)

@@ -1,4 +1,4 @@
-"""What a federation is to the round loop, and what one round yields."""
+"""The interface between the round loop and a federation, and the record of a round."""
 
 from __future__ import annotations
 
@@ -12,71 +12,74 @@ from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.metrics import ClientRow, Metrics
 
-ServerSite = Callable[[int, str], Site]  # (round, stage) -> the server's site; stage "evaluate": on its test set
-SCHEMA = 1  # of records; raised when a reader of older files would misread a newer one
+ServerSite = Callable[[int, str], Site]  # (round, stage) -> the server's site; in stage "evaluate" with its test set
+SCHEMA = 1  # version of the records' format; increased when a reader of older files would misread a newer one
 
 
 class Reply(NamedTuple):
-    """What came of asking one client: an update, or why there is none."""
+    """The reply of one client: an update, or None and the reason."""
 
     client: int
     update: Update | None
-    note: str = ""
-    seconds: float = 0.0
+    note: str = ""  # why there is no update
+    seconds: float = 0.0  # how long the client worked
 
 
 class Federation(Protocol):
-    """Owns the clients' data and their state, wherever they are; the server sees neither."""
+    """The clients, simulated or on a network. It owns their data and their states; the server sees neither."""
 
-    population: int  # clients in all
+    population: int  # number of clients
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
-        """Replies in client order, as a stream; new client states are held back until `commit`."""
+        """Train the clients of the cohort; yields one reply each, in the order of the cohort.
+
+        New client states take effect with `commit`.
+        """
         ...
 
     def commit(self, round: int, accepted: Sequence[int]) -> None:
-        """The round counts: the accepted clients' new states replace their old ones; others' are dropped."""
+        """End a round: the new states of accepted clients replace their old ones; those of others are dropped."""
         ...
 
     def evaluate(self, round: int, broadcast: Payload) -> Metrics:
-        """The metrics of the model after this round, as far as they are known now."""
+        """Evaluate the model after this round. In a deployment the clients' metrics follow in `late_metrics`."""
         ...
 
     def per_client(self) -> dict[str, ClientRow]:
-        """Each client's own figures in the last evaluation, by client number."""
+        """Each client's metrics in the last evaluation, by client number."""
         ...
 
     def late_metrics(self) -> Metrics | None:
-        """Client figures of the round before, where they arrive one round late; None where they do not."""
+        """The clients' metrics of the previous round, which arrived in this one; None if nothing arrives late."""
         ...
 
 
 class QuorumLost(RuntimeError):
-    """Too few clients gave a usable update: the round does not count, and the run stops after the last one that did."""
+    """Too few clients sent a usable update. The round does not count; the run can be resumed from the one before."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round did. Rounds and clients are counted from 0."""
+    """The record of one round. Rounds and clients are counted from 0."""
 
     round: int
     stage: str  # see Method.stages
-    cohort: list[int]  # clients that were asked
-    trained: list[int]  # clients whose updates count
-    lost: dict[int, str]  # client -> why its work does not count
-    bytes_down: dict[str, int]  # by group of the payload, over all clients asked
-    bytes_up: dict[str, int]  # by group, over the clients whose updates count
-    client_seconds: float  # over all clients
-    server_seconds: float  # aggregation and what the method does on the server
+    cohort: list[int]  # clients that were asked to train
+    trained: list[int]  # clients whose updates were aggregated
+    lost: dict[int, str]  # client -> why its update was not
+    bytes_down: dict[str, int]  # by group of the payload, summed over the cohort
+    bytes_up: dict[str, int]  # by group, summed over the clients whose updates were aggregated
+    client_seconds: float  # summed over all clients
+    server_seconds: float  # aggregation and the method's other work on the server
     evaluate_seconds: float
-    seconds: float  # wall clock of the whole round
-    training: dict[str, float]  # means over clients, by weight, of what updates report (loss, ...)
-    metrics: Metrics | None  # None: not evaluated in this round
-    before: Metrics | None = None  # client figures of the round before, where they arrive one round late
-    server: Any = None  # the server's state after the round (a Payload); kept in checkpoints, not in the record's file
+    seconds: float  # wall-clock time of the round
+    training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
+    metrics: Metrics | None  # None: not evaluated after this round
+    before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the server's state, as plain values: a line of records.jsonl."""
+        """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
         return {key: value for key, value in plain.items() if key not in ("server", "before")} | (
             {"before": plain["before"]} if self.before is not None else {}
@@ -84,11 +87,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:
-    """Records with the client figures that arrived a round late put where they belong."""
+    """The records with late client metrics (`before`) moved to the round they belong to."""
     merged: list[Record] = []
     for record in records:
         if record.before is not None and merged and merged[-1].metrics is not None:
-            whole = merged[-1].metrics.with_clients_of(record.before)
-            merged[-1] = msgspec.structs.replace(merged[-1], metrics=whole)
+            metrics = merged[-1].metrics.with_clients_of(record.before)
+            merged[-1] = msgspec.structs.replace(merged[-1], metrics=metrics)
         merged.append(msgspec.structs.replace(record, before=None))
     return merged

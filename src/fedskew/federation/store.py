@@ -1,7 +1,7 @@
-"""Clients' states: recent ones in memory, the rest on disk, so that memory does not grow with the population.
+"""The states of simulated clients: recently used ones in memory, the others on disk, so that memory stays bounded.
 
-A state on disk is `<folder>/<client>.<round>.safetensors`, one file a version. What a round changes is
-staged, and counts only when the round is committed. A client without state (FedAvg's) has no file.
+A state on disk is `<folder>/<client>.<round>.safetensors`, one file for each version. New states are staged and
+take effect when the round is committed. An empty state (as of FedAvg's clients) has no file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class Version(NamedTuple):
 
 
 class Damaged(ValueError):
-    """A file that is missing or not what was written."""
+    """A file is missing, or its checksum does not match."""
 
 
 class Store:
-    """States of clients by number, as bytes.
+    """The states of clients, as bytes, by client number.
 
-    `folder` is where states go that do not fit into `memory` bytes; None keeps all of them in memory.
+    `memory` is the size of the cache in bytes; states that do not fit are written to `folder`. With `folder` None
+    all states stay in memory.
     """
 
     def __init__(self, folder: Path | None = None, memory: int = 256 << 20) -> None:
@@ -40,15 +41,15 @@ class Store:
         self.size = 0  # bytes in the cache
         self.written: dict[tuple[int, int], str] = {}  # versions on disk, with their SHA-256
         self.rounds: dict[int, list[int]] = {}  # committed versions of each client, newest last
-        self.staged: dict[int, int] = {}
-        self.unlisted: list[tuple[int, int]] = []  # committed since the last `flush`
+        self.staged: dict[int, int] = {}  # client -> round
+        self.unlisted: list[tuple[int, int]] = []  # versions committed since the last `flush`
 
     def __contains__(self, client: int) -> bool:
         """Whether this client has ever finished a round."""
         return client in self.rounds
 
     def get(self, client: int) -> Blob:
-        """A client's state as of the last committed round; empty before its first."""
+        """A client's state after its last committed round; b"" if it has none."""
         if client not in self.rounds:
             return b""
         key = (client, self.rounds[client][-1])
@@ -62,11 +63,12 @@ class Store:
         return blob
 
     def stage(self, client: int, round: int, blob: Blob) -> None:
+        """Keep a client's new state until `commit` or `discard`."""
         self.staged[client] = round
         self._remember((client, round), blob)
 
     def commit(self, accepted: Sequence[int]) -> None:
-        """Staged states of accepted clients become current; the others' are forgotten."""
+        """Make the staged states of accepted clients current, and discard the others."""
         for client in accepted:
             if client in self.staged:
                 self.rounds.setdefault(client, []).append(self.staged.pop(client))
@@ -76,12 +78,13 @@ class Store:
             self.prune(before=None)
 
     def discard(self) -> None:
+        """Drop all staged states."""
         for key in self.staged.items():
             self._forget(key)
         self.staged.clear()
 
     def flush(self, until: int) -> list[Version]:
-        """Write what is not on disk yet; the versions of rounds up to `until` committed since the last flush."""
+        """Write the states committed since the last flush, up to round `until`, to disk; returns their versions."""
         due = [key for key in self.unlisted if key[1] <= until]
         for key in due:
             if key not in self.written:
@@ -90,7 +93,7 @@ class Store:
         return [Version(*key, self.written[key]) for key in due]
 
     def prune(self, before: int | None) -> None:
-        """Remove versions that no checkpoint from round `before` on can need (None: all but the newest)."""
+        """Remove versions that no checkpoint of round `before` or later needs; None keeps only the newest version."""
         for client, rounds in self.rounds.items():
             if len(rounds) > 1:
                 old = rounds[:-1] if before is None else [r for r in rounds if r <= before][:-1]
@@ -99,7 +102,7 @@ class Store:
                     rounds.remove(round)
 
     def restore(self, versions: Iterable[Version]) -> None:
-        """Take up what earlier flushes listed, oldest first; every current file is checked."""
+        """Restore the versions that earlier flushes returned, oldest first. Raises Damaged if a current file is."""
         for version in versions:
             self.rounds.setdefault(version.client, []).append(version.round)
             self.written[version.client, version.round] = version.sha256

@@ -1,11 +1,11 @@
-"""A payload as bytes and back, exactly, in the safetensors format with `group/name` keys. Nothing is pickled.
+"""Payloads as bytes in the safetensors format, with keys `group/name`. Lossless; nothing is pickled.
 
-The header's metadata lists groups and names in order, because order is part of a payload (sums over names are taken
-in it) and because an empty group has no tensor to show for it.
+The metadata in the header list groups and names in order: sums are taken in this order, and a group without tensors
+would not appear otherwise.
 
-The format is written and read here rather than by the library because the simulator does it for every client: one
-copy in, none out, and a header that is made once per layout, a quarter of the library's time. The tests compare it
-with the library in both directions (docs/decisions/0003).
+The format is implemented here instead of using the library, because the simulator encodes and decodes a payload for
+every client. Encoding copies once, decoding not at all, and the header is built once for each layout, which takes a
+quarter of the library's time (docs/decisions/0003). Tests compare it with the library in both directions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def layout_of(payload: Payload) -> Layout:
 
 @lru_cache(maxsize=256)
 def _plan(layout: Layout, groups: tuple[str, ...], notes: str) -> tuple[bytes, tuple[int, ...], int]:
-    """(header, offset of each entry after the header, bytes of data). Wide types first, so all stay aligned."""
+    """(header, offset of each tensor after the header, bytes of data). Wide types come first, so all are aligned."""
     if bad := [group for group in groups if "/" in group]:
-        raise ValueError(f"a group's name may not hold '/': {bad[0]}")
+        raise ValueError(f"the name of a group must not contain '/', got {bad[0]}")
     order = sorted(range(len(layout)), key=lambda i: -KINDS[layout[i][2]].itemsize)
     offsets, entries, end = [0] * len(layout), {}, 0
     for i in order:
@@ -73,7 +73,7 @@ def size_in_bytes(payload: Payload, notes: Mapping[str, Any] | None = None) -> i
 
 
 def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] | None = None) -> int:
-    """Write the payload at the start of `buffer`; the number of bytes written."""
+    """Write the payload to the start of `buffer`; returns the number of bytes written."""
     header, offsets, end = _plan(layout_of(payload), tuple(payload), json.dumps(notes or {}))
     buffer[: len(header)] = header
     tensors = (t for group in payload.values() for t in group.values())
@@ -91,13 +91,13 @@ def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearra
 
 @lru_cache(maxsize=256)
 def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple[TensorSpec, int], ...], str]:
-    """(groups in order, (entry, offset) in order, notes); every byte of data accounted for."""
+    """(groups, (tensor, offset) of each tensor, notes), all in order. The tensors must cover `data` bytes exactly."""
     parsed = json.loads(header)
     about = parsed.pop("__metadata__")
-    taken = sorted(tuple(entry["data_offsets"]) for entry in parsed.values())
-    starts, ends = [a for a, _ in taken], [b for _, b in taken]
+    spans = sorted(tuple(entry["data_offsets"]) for entry in parsed.values())
+    starts, ends = [a for a, _ in spans], [b for _, b in spans]
     if starts != [0, *ends[:-1]][: len(starts)] or (ends[-1] if ends else 0) != data:
-        raise ValueError("tensors overlap, leave a gap, or are cut off")
+        raise ValueError("tensors overlap, leave a gap, or are truncated")
     entries = []
     groups = json.loads(about["layout"])
     for group, names in groups.items():
@@ -114,18 +114,18 @@ def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple
 
 
 def decode(blob: bytes | bytearray | memoryview) -> Payload:
-    """The payload in `blob`. Its tensors share the memory of `blob`, which must not change while they are used."""
+    """The payload in `blob`. Its tensors share memory with `blob`, unless that is read-only."""
     return decode_with_notes(blob)[0]
 
 
 def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, dict[str, Any]]:
-    """The payload and the notes in `blob`; ValueError with the reason where it holds none."""
+    """The payload and the notes in `blob`; ValueError if it is not a payload."""
     view = memoryview(blob)
-    if view.readonly:  # tensors are writable, so they need a copy
+    if view.readonly:  # tensors are writable
         view = memoryview(bytearray(view))
     size = int.from_bytes(view[:8], "little")
     if not 0 < size <= len(view) - 8:
-        raise ValueError("not a payload: the header is cut off")
+        raise ValueError("not a payload: the header is truncated")
     try:
         groups, entries, notes = _read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -144,7 +144,7 @@ def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset:
 
 
 def digest(payload: Payload) -> str:
-    """SHA-256 over names, types, shapes and bytes, independent of the order of groups and names."""
+    """SHA-256 of a payload's names, types, shapes and bytes. The order of groups and names does not matter."""
     sha = hashlib.sha256()
     for group in sorted(payload):
         for name in sorted(payload[group]):

@@ -1,7 +1,7 @@
-"""All that is fixed for a run: the method, the settings, the data, and who holds which samples.
+"""Everything that is constant in a run: the method, the settings, the data, and which client has which samples.
 
-A world is what a worker process is given. It makes every site from (seed, client, round) alone, so the same work
-gives the same bits wherever and whenever it is done.
+A worker process is started with a `World`. Everything a client does follows from it and (seed, client, round), so
+results are bit-identical in every process and in any order.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ CHUNK = 2000  # test samples per job; fixed, so that sums do not depend on the n
 
 
 class Ragged(NamedTuple):
-    """Index arrays of all clients in one tensor; `ragged[client]` is one client's."""
+    """The index arrays of all clients in one tensor; `ragged[client]` is the array of one client."""
 
     values: Tensor
     offsets: Tensor  # [clients + 1]
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray[Any, np.dtype[np.int64]]]) -> Ragged:
+        """Concatenate one array for each client."""
         sizes = np.array([0, *(len(a) for a in arrays)], np.int64)
         values = np.concatenate([np.empty(0, np.int64), *arrays])
         return cls(torch.from_numpy(values), torch.from_numpy(sizes.cumsum()))
@@ -46,28 +47,29 @@ class Ragged(NamedTuple):
         return self.values[self.offsets[client] : self.offsets[client + 1]]
 
     def sizes(self) -> list[int]:
+        """The number of samples of each client."""
         return [int(n) for n in self.offsets.diff()]
 
 
 class ClientRound(NamedTuple):
-    """What one client's round came to."""
+    """The outcome of one client's round."""
 
     update: Update
-    state: Payload  # what the client keeps
+    state: Payload  # the client's new state
     seconds: float
 
 
 @dataclass(kw_only=True)
 class World:
-    """The constants of a run, and the work done at one site.
+    """The constants of a run, and methods that train or evaluate one client.
 
-    Arrays: `x`, `y` are the training pool, of which `train`, `validation` and `test` name each client's samples and
-    `public` the server's; `x_test`, `y_test` are the server's test set.
+    `x` and `y` are the pool of all clients' samples and the public data. `train`, `validation` and `test` are each
+    client's indices into the pool, `public` are the server's. `x_test` and `y_test` are the server's test set.
     """
 
     method: Method
     training: Training
-    make_net: Callable[[], Any]  # the common initial net; seeded
+    make_net: Callable[[], Any]  # builds the initial net, the same each time
     x: Tensor
     y: Tensor
     x_test: Tensor
@@ -78,23 +80,23 @@ class World:
     public: Tensor
     classes: int
     seed: int
-    rounds: int  # of the whole run, the method's own stages included
-    mean: tuple[float, ...] = ()
+    rounds: int  # of the whole run, including those that the method adds
+    mean: tuple[float, ...] = ()  # per channel, to normalise images; (): not normalised
     std: tuple[float, ...] = ()
-    noise: tuple[float, ...] | None = None  # feature skew by client; None: none
-    rotation: tuple[float, ...] | None = None
-    fast: bool = True  # False: plain layers and torch.optim, the reference
+    noise: tuple[float, ...] | None = None  # each client's feature noise; None: none
+    rotation: tuple[float, ...] | None = None  # each client's rotation of images; None: none
+    fast: bool = True  # False: torch's own layers and optimisers, the reference
     device: str = "cpu"
-    loss: Loss = plain  # the task's own loss
+    loss: Loss = plain  # the loss of the task
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.train.offsets) - 1
 
     @cached_property
     def net(self) -> Any:
-        """The net of this process, used for one client after another."""
+        """The only net of this process; one client after another uses it."""
         return self.make_net().to(self.device)
 
     @cached_property
@@ -105,11 +107,11 @@ class World:
 
     @cached_property
     def spares(self) -> list[Any]:
-        """Nets of this process that sites may use as teachers."""
+        """Further nets of this process, which sites reuse as frozen teachers."""
         return []
 
     def pool(self, index: Tensor, client: int = -1) -> Data:
-        """Samples of the training pool, with this client's feature skew."""
+        """Samples of the pool, with the feature skew of `client` (-1: none)."""
         return Data(self.x, self.y, index, self.mean, self.std, **self._features(client))
 
     def _features(self, client: int) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class World:
         }
 
     def site(self, client: int, round: int, stage: str, purpose: Purpose = Purpose.TRAIN) -> Site:
-        """The site of a client, or of the server (-1), in one round."""
+        """The site of a client in one round; client -1 is the server, with its public data."""
         index = self.public if client < 0 else self.train[client]
         return self._site(client, self.pool(index, client), purpose, round, stage, initial=self.initial)
 
@@ -147,25 +149,28 @@ class World:
         )
 
     def server_site(self, round: int, stage: str) -> Site:
-        """The server's site: on its public data; in the stage "evaluate" on its test set."""
+        """The server's site with its public data; in the stage "evaluate" with its test set."""
         if stage == "evaluate":
             return replace(self.site(-1, round, stage, Purpose.EVALUATE), data=self.test_set(0, len(self.y_test)))
         return self.site(-1, round, stage)
 
     def test_set(self, start: int, end: int) -> Data:
-        """A piece of the server's test set."""
+        """Samples `start` to `end` of the server's test set."""
         return Data(self.x_test, self.y_test, torch.arange(start, end), self.mean, self.std)
 
     def train_client(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> ClientRound:
-        """One client's round."""
+        """Train one client for one round."""
         start = time.perf_counter()
-        update, kept = self.method.client(self.site(client, round, stage), broadcast, state)
-        return ClientRound(update, kept, time.perf_counter() - start)
+        update, new_state = self.method.client(self.site(client, round, stage), broadcast, state)
+        return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
         self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool
     ) -> ClientScore:
-        """The server's model and the client's own on one client's test part."""
+        """Evaluate the global and the personal model on one client's test samples.
+
+        `trained` is whether this client ever trained; one that did not is marked as `fallback`.
+        """
         site = self.site(client, round, "evaluate", Purpose.EVALUATE)
         test_part = self.pool(self.test[client], client)
         shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
@@ -183,11 +188,11 @@ class World:
         return score(site.net, data, self.classes, device=self.device, batch_statistics=lacks)
 
     def chunks(self) -> int:
-        """How many pieces the server's test set is evaluated in."""
+        """The number of chunks in which the server's test set is evaluated."""
         return -(-len(self.y_test) // CHUNK)
 
     def evaluate_global(self, chunk: int, round: int, broadcast: Payload) -> Score:
-        """The server's model on one piece of its test set."""
+        """Evaluate the global model on one chunk of the server's test set."""
         data = self.test_set(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
         return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data)
 
@@ -198,7 +203,7 @@ class World:
         return {"x": self.x, "y": self.y, "x_test": self.x_test, "y_test": self.y_test, "public": self.public, **flat}
 
     def with_arrays(self, arrays: dict[str, Tensor]) -> World:
-        """This world with other tensors in place of its arrays: the same values in shared memory, or empty ones."""
+        """A copy of this world with other arrays: the same values in shared memory, or empty ones to pickle."""
         ragged: dict[str, Any] = {
             name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
             for name in ("train", "validation", "test")
@@ -220,7 +225,10 @@ def make_world(
     fast: bool = True,
     device: str = "cpu",
 ) -> World:
-    """A world over a data set, split over clients (`partition`), each client's share cut into `parts`."""
+    """The world of a data set that is split among clients.
+
+    `partition` is the split; `parts` divides each client's share into training, validation and test samples.
+    """
     return World(
         method=method,
         training=training,
@@ -260,13 +268,13 @@ def world_from_tensors(
     test: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> World:
-    """A world over plain tensors: `clients` are each client's training samples; nobody has a test part.
+    """A world from tensors, for experiments in code. Clients have no validation and no test samples.
 
-    `public` names the server's samples (None: none), `test` is its test set (None: none). Further options are
-    fields of `World`.
+    `clients` are each client's indices into `x` and `y`, `public` those of the server (None: none), and `test` is
+    the server's test set (None: none). Further options are fields of `World`.
     """
     x_test, y_test = (x[:0], y[:0]) if test is None else test
-    nobody = Ragged.of([np.empty(0, np.int64)] * len(clients))
+    no_samples = Ragged.of([np.empty(0, np.int64)] * len(clients))
     return World(
         method=method,
         training=training,
@@ -276,8 +284,8 @@ def world_from_tensors(
         x_test=x_test,
         y_test=y_test,
         train=Ragged.of(clients),
-        validation=nobody,
-        test=nobody,
+        validation=no_samples,
+        test=no_samples,
         public=torch.empty(0, dtype=torch.int64) if public is None else public,
         classes=classes,
         seed=seed,

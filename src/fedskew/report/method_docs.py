@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedskew.core.method import Method
-from fedskew.experiment.costs import Ledger, Sizes, beyond, ledger
+from fedskew.experiment.costs import Costs, Sizes, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 
@@ -57,7 +57,7 @@ def entry(name: str) -> MethodEntry:
     """The entry of a registered method. Its costs are measured in two short rounds."""
     kind = REGISTRY[name]
     title, text = docstring(kind)
-    costs, plain = ledger(kind(**kind.quick), MODEL, SHAPE, CLASSES), fedavg()
+    costs, plain = measure_costs(kind(**kind.quick), MODEL, SHAPE, CLASSES), fedavg()
     return MethodEntry(
         name=name,
         summary=(inspect.getdoc(kind) or "").partition("\n")[0],
@@ -67,10 +67,10 @@ def entry(name: str) -> MethodEntry:
         settings={
             f.name: Setting(f.default, f.metadata["help"], f.metadata["source"]) for f in dataclasses.fields(kind)
         },
-        down=beyond(costs.down, plain.down),
-        up=beyond(costs.up, plain.up),
+        down=extra_bytes(costs.down, plain.down),
+        up=extra_bytes(costs.up, plain.up),
         keeps=costs.client,
-        server=beyond(costs.server, plain.server),
+        server=extra_bytes(costs.server, plain.server),
         once={stage: sum(up.values()) for stage, (_, up) in costs.once.items()},
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
@@ -86,9 +86,9 @@ def docstring(kind: type[Method]) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=1)
-def fedavg() -> Ledger:
+def fedavg() -> Costs:
     """FedAvg's costs, with which the others are compared."""
-    return ledger(FedAvg(), MODEL, SHAPE, CLASSES)
+    return measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)
 
 
 def numbers(count: int) -> str:

@@ -6,7 +6,7 @@ from fedskew.core.files import sha256
 from fedskew.core.settings import UsageError
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
-from fedskew.federation.simulate.faults import KINDS, Fault, parse_faults, struck
+from fedskew.federation.simulate.faults import KINDS, Fault, fault_at, parse_faults
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
 from fedskew.methods.scaffold import SCAFFOLD
@@ -19,7 +19,7 @@ WORDS = {
     "inf": "not finite",
     "shape": "expected F32",
     "raise": "failed: RuntimeError",
-    "die": "its process died twice",
+    "die": "crashed its worker process twice",
 }
 
 
@@ -44,10 +44,10 @@ def test_a_faulty_client_is_named_and_nothing_else_is_lost(kind: str) -> None:
 
 def test_faults_are_drawn_by_seed_client_and_round() -> None:
     fault = (Fault("drop", 0.3),)
-    drawn = [struck(fault, 0, client, round) for client in range(50) for round in range(20)]
-    assert drawn == [struck(fault, 0, client, round) for client in range(50) for round in range(20)]
+    drawn = [fault_at(fault, 0, client, round) for client in range(50) for round in range(20)]
+    assert drawn == [fault_at(fault, 0, client, round) for client in range(50) for round in range(20)]
     assert 0.25 < sum(kind == "drop" for kind in drawn) / len(drawn) < 0.35
-    assert drawn != [struck(fault, 1, client, round) for client in range(50) for round in range(20)]
+    assert drawn != [fault_at(fault, 1, client, round) for client in range(50) for round in range(20)]
 
 
 def test_other_clients_fail_in_other_rounds() -> None:

@@ -20,7 +20,7 @@ from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
 from fedskew.federation.simulate.jobs import Job
 from fedskew.federation.simulate.processes import Worker, Workers
-from fedskew.federation.simulate.shared_memory import PREFIX, Drawer, make_room, remove_room
+from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
@@ -48,7 +48,7 @@ def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
     faults = parse_faults("die:client=2,round=1")
     with Simulation(digits(FedAvg()), workers=2, faults=faults) as simulation:
         records = train(simulation)
-    assert [r.lost for r in records] == [{}, {2: "its process died twice"}, {}]
+    assert [r.lost for r in records] == [{}, {2: "crashed its worker process twice"}, {}]
     here = train(Simulation(digits(FedAvg()), faults=faults))
     assert digest(here[-1].server) == digest(records[-1].server)
 
@@ -80,7 +80,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
 @pytest.mark.usefixtures("quick_workers")
 def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for few updates, a cohort of 40 is trained without holding 40 of them."""
-    monkeypatch.setattr("fedskew.federation.simulate.processes.HELD", 1)
+    monkeypatch.setattr("fedskew.federation.simulate.processes.MAX_WAITING_BYTES", 1)
     world = digits(FedAvg(), split="iid:clients=40")
     with Simulation(world, workers=2) as simulation:
         pool = simulation.pool
@@ -108,14 +108,14 @@ def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() 
     sent: list[int] = []
     pool = Workers(digits(FedAvg()), 2)
     try:
-        drawer = Drawer(pool.room, "state")
+        drawer = SlotFiles(pool.folder, "state")
         pool.workers = [Worker(n, None, Pipe(), [0, 1], drawer, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
         jobs = [Job("train", 0, "train", client, weight) for client, weight in enumerate([1, 5, 3, 9])]
         pool._hand_out(jobs, [0, 1, 2, 3], 3, 1, ["broadcast", 0, 1], lambda client: b"")
         assert sent == [5, 3]
-        assert [[place for place, _ in worker.doing] for worker in pool.workers] == [[1], [2]]
+        assert [[place for place, _ in worker.running] for worker in pool.workers] == [[1], [2]]
     finally:
-        remove_room(pool.room)
+        remove_shared_folder(pool.folder)
 
 
 def test_a_method_that_cannot_be_sent_is_a_mistake_that_says_so() -> None:
@@ -135,7 +135,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, monkeypat
     orphan, living = tmp_path / f"{PREFIX}{dead.pid}-x", tmp_path / f"{PREFIX}{os.getpid()}-y"
     for room in (orphan, living):
         room.mkdir()
-    made = make_room(1)
+    made = make_shared_folder(1)
     assert set(tmp_path.iterdir()) == {made, living}
 
 

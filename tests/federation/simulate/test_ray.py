@@ -22,7 +22,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.jobs import Job, Trained
-from fedskew.federation.simulate.ray import Actors, package
+from fedskew.federation.simulate.ray import Actors, import_ray
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     """A Ray that the caller began: ours to use, not ours to end."""
-    there = package()
+    there = import_ray()
     there.init("local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield there
     assert there.is_initialized()
@@ -56,7 +56,7 @@ def test_the_bits_of_one_process_with_the_clients_own_state(ray: Any) -> None:
 def test_a_round_that_is_given_up_does_not_disturb_the_next_and_a_window_bounds_what_waits(
     ray: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedskew.federation.simulate.ray.HELD", 1)  # room for as few as may be
+    monkeypatch.setattr("fedskew.federation.simulate.ray.MAX_WAITING_BYTES", 1)  # room for as few as may be
     world = digits(FedAvg(), split="iid:clients=12")
     pool = Actors(world, 1)
     pool.start()
@@ -82,7 +82,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next_and_a_window_bounds_
 
 
 def test_more_workers_than_there_are_cpus_are_refused(ray: Any) -> None:
-    with pytest.raises(UsageError, match="9 workers are asked for, and Ray has 2 CPUs"):
+    with pytest.raises(UsageError, match="--workers 9 is invalid: Ray has 2 CPUs"):
         Simulation(digits(FedAvg()), workers=9, engine="ray")
 
 
@@ -104,7 +104,7 @@ def test_the_command_has_its_own_ray_and_survives_a_dead_actor(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result.lost == 1
-    assert "round 2: client 2 its process died twice" in done.stderr
+    assert "round 2: client 2 crashed its worker process twice" in done.stderr
     here = Run(Experiment(rounds=2, trouble=replace(Experiment().trouble, fault=FAULT)), workers=1)
     list(here)
     assert result.digest == here.result.digest
@@ -146,11 +146,11 @@ def test_a_cluster_that_does_not_answer_is_found_out_at_once(monkeypatch: pytest
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
-    monkeypatch.setattr("fedskew.federation.simulate.ray.package", NoRay)
+    monkeypatch.setattr("fedskew.federation.simulate.ray.import_ray", NoRay)
     with pytest.raises(UsageError, match=f"Ray at RAY_ADDRESS={address} cannot be used: .*refused"):
         Simulation(digits(FedAvg()), workers=2, engine="ray")
 
 
 def test_a_device_of_its_own_is_refused() -> None:
-    with pytest.raises(UsageError, match="Ray's actors work on CPUs, this run is to use cuda"):
+    with pytest.raises(UsageError, match="Ray actors run on CPUs only, but the device is cuda"):
         Simulation(replace(digits(FedAvg()), device="cuda"), engine="ray")

@@ -1,9 +1,11 @@
-"""All that knows Flower. These modules run in Flower's interpreter: they import it and the standard library only.
+"""The only modules that import Flower. They run in Flower's interpreter, so they import nothing else but the standard
+library; fedskew starts them with `FlowerProcess`.
 
-link      the server's side: Flower's SuperLink, closed but for its Fleet API, and the messages sent over it
-carrier   a site's side: speaks the Fleet API as a SuperNode does, and fetches no code
-keys      certificates and keys, by the library Flower brings
-frames    how they talk with the fedskew process that started them: its pipe
+link      the server: Flower's SuperLink, of which only the Fleet API is open, and the messages sent over it
+carrier   a site: uses the Fleet API as a SuperNode does, but downloads no code
+gate      the check of every request to the server
+keys      certificates and keys, made with the package `cryptography` that Flower installs
+frames    the messages between these processes and the fedskew process that started them
 
-Version 1.41.0 exactly: Flower's interfaces move with every release.
+Only version 1.41.0 works: Flower's internal interfaces change with every release.
 """

@@ -1,8 +1,8 @@
-"""A site's side: speaks Flower's Fleet API as a SuperNode does, hands each message to the fedskew process
-that started it, and carries its reply back.
+"""The connection of a site to the server: passes messages from the server to the fedskew process, and replies back.
 
-Unlike Flower's own SuperNode it fetches no code from the server, needs no port of its own, starts no
-process per message, and does not give up when the server is away or still counts a crashed site as present.
+It uses Flower's Fleet API as a SuperNode does. Unlike Flower's SuperNode it downloads no code from the server, needs
+no port, starts no process per message, and retries when the server cannot be reached or still regards a crashed site
+as online.
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ from typing import Any, TypeVar
 
 from .frames import Header, Pipe, as_records, from_records
 
-HEARTBEAT = 10.0  # seconds, the least that Flower allows; after two without one a site is away
-POLL, SLOWEST = 0.1, 1.0  # seconds between looks for a message: at first, and after a quiet minute
-LONGEST = 10.0  # seconds between attempts to reach a server that is away
+HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
+POLL, SLOWEST_POLL = 0.1, 1.0  # seconds between polls for a message: after one, and a minute later
+LONGEST_PAUSE = 10.0  # seconds between attempts to reach the server
 
 T = TypeVar("T")
 
 
 class Refused(Exception):
-    """Trying again would not help."""
+    """The server refuses this site. Retrying would not help."""
 
 
 class TooLarge(Exception):
-    """The server does not take a reply of this size."""
+    """The reply is larger than the server accepts."""
 
 
 class Away(Exception):
-    """The server cannot be reached just now."""
+    """The server cannot be reached at the moment; retry."""
 
 
 class Unknown(Exception):
-    """The server does not know this node (any more): join anew."""
+    """The server does not know this node any more; join again."""
 
 
 class Carrier:
+    """A node of the server. `config` is that of `ServerAddress.config`; `pipe` leads to the fedskew process."""
+
     def __init__(self, config: Header, pipe: Pipe) -> None:
         self.pipe, self.config = pipe, config
-        self.client = self._client()
-        self.node: Any = None
-        self.said = ""
+        self.client = self._make_client()
+        self.node: Any = None  # Flower's Node; None while not joined
+        self.last_note = ""
         self.answers: queue.SimpleQueue[tuple[Header, bytes]] = queue.SimpleQueue()
 
-    def _client(self) -> Any:
+    def _make_client(self) -> Any:
         from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
         from flwr.supercore.primitives.asymmetric import bytes_to_private_key, generate_key_pairs, public_key_to_bytes
         from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -66,21 +68,21 @@ class Carrier:
             [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing],
         )
 
-    def ask(self, call: Callable[[Any], T], request: Any) -> T:
-        """The server's answer; while it is away, again and again."""
+    def call_with_retry(self, call: Callable[[Any], T], request: Any) -> T:
+        """Send a request and return the response; retries while the server cannot be reached."""
         pause = 0.5
         while True:
             try:
                 answer = self.attempt(call, request)
-                self.said = ""
+                self.last_note = ""
                 return answer
             except Away as away:
-                self.say(f"{away}; trying again")
+                self.note(f"{away}; retrying")
                 time.sleep(pause * random.uniform(0.8, 1.2))
-                pause = min(LONGEST, pause * 1.5)
+                pause = min(LONGEST_PAUSE, pause * 1.5)
 
     def attempt(self, call: Callable[[Any], T], request: Any) -> T:
-        """One request; what goes wrong is either worth another attempt or not."""
+        """Send a request once. Raises Away if a retry may help, and the other exceptions of this module if not."""
         import httpx
 
         try:
@@ -93,24 +95,25 @@ class Carrier:
                 reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
                 raise Refused(f"the server's certificate is not accepted: {reason}") from None
             if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
-                raise Refused("the server does not speak TLS; it was started with --insecure") from None
+                raise Refused("the server does not use TLS; it was started with --insecure") from None
             plain = self.config["insecure"] and "disconnected" in text
-            hint = "; if it speaks TLS, join without --insecure" if plain else ""
+            hint = "; if it uses TLS, join without --insecure" if plain else ""
             raise Away(f"cannot reach {self.config['server']} ({text}){hint}") from None
 
     def _verdict(self, response: Any) -> Exception:
+        """The exception for an HTTP error; see Gate.refusal for the reasons."""
         try:
             why = response.json().get("refused", "")
         except (ValueError, AttributeError):
             why = ""
         if self.node is not None and (response.status_code in (401, 412) or why.startswith("key")):
-            return Unknown("the server was restarted")  # it registers its sites anew
+            return Unknown("the server was restarted")  # and registered its sites again
         if why.startswith("size"):
             return TooLarge(why)
         if why:
             return Refused(f"the server refuses this site: {why}")
         if response.status_code == 412:
-            return Away("the server still counts this site as present and will notice in a moment")
+            return Away("the server still regards this site as online, for up to a minute")
         if response.status_code == 401:
             return Refused("the server refuses this site: its signature is not valid")
         return Away(f"the server answered {response.status_code} ({response.text[:200]})")
@@ -118,16 +121,16 @@ class Carrier:
     # joining
 
     def join(self) -> None:
-        """Be one of the server's nodes; as often as it takes."""
+        """Become one of the server's nodes."""
         from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
         from flwr.proto.node_pb2 import Node
 
         self.node = None
         if not self.config["key"]:
-            self.ask(self._register, RegisterNodeFleetRequest(public_key=self.public))
+            self.call_with_retry(self._register, RegisterNodeFleetRequest(public_key=self.public))
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT)
-        self.node = Node(node_id=self.ask(self.client.ActivateNode, request).node_id)
-        self.pipe.tell({"event": "joined"})
+        self.node = Node(node_id=self.call_with_retry(self.client.ActivateNode, request).node_id)
+        self.pipe.send({"event": "joined"})
 
     def _register(self, request: Any) -> None:
         import httpx
@@ -138,13 +141,14 @@ class Carrier:
             if "already in use" not in error.response.text:
                 raise
 
-    def say(self, text: str) -> None:
-        if text != self.said:
-            self.said = text
-            self.pipe.tell({"event": "trouble", "text": text})
+    def note(self, text: str) -> None:
+        """Report a problem to the operator, unless it was the last one reported."""
+        if text != self.last_note:
+            self.last_note = text
+            self.pipe.send({"event": "trouble", "text": text})
 
-    def beat(self) -> None:
-        """The heartbeat's thread. What fails here fails in the main loop too, which deals with it."""
+    def send_heartbeats(self) -> None:
+        """Send heartbeats forever, in a thread. Errors are ignored: they occur in `serve` too, which handles them."""
         from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
         while True:
@@ -155,19 +159,19 @@ class Carrier:
                     self.attempt(self.client.SendNodeHeartbeat, request)
 
     def leave(self) -> None:
-        """The process that started us is gone: say so to the server, and end."""
+        """Sign off from the server and end this process: the fedskew process has ended."""
         from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
         if self.node is not None:
-            with contextlib.suppress(Exception):  # else it will notice
+            with contextlib.suppress(Exception):  # without it, the server misses our heartbeats
                 self.client._client.timeout = 2.0
                 self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
         os._exit(0)
 
-    # carrying
+    # messages
 
     def serve(self) -> None:
-        """Fetch messages, one at a time, until the pipe ends."""
+        """Handle messages, one at a time, forever; `leave` ends the process."""
         from flwr.proto.fleet_pb2 import PullMessagesRequest
 
         quiet = time.monotonic()
@@ -175,36 +179,40 @@ class Carrier:
             try:
                 if self.node is None:
                     self.join()
-                response = self.ask(self.client.PullMessages, PullMessagesRequest(node=self.node))
+                response = self.call_with_retry(self.client.PullMessages, PullMessagesRequest(node=self.node))
                 if response.messages_list:
-                    self.carry(response.messages_list[0], response.message_object_trees[0])
+                    self.handle(response.messages_list[0], response.message_object_trees[0])
                     quiet = time.monotonic()
                 else:
-                    time.sleep(min(SLOWEST, max(POLL, (time.monotonic() - quiet) / 60)))
+                    time.sleep(min(SLOWEST_POLL, max(POLL, (time.monotonic() - quiet) / 60)))
             except Unknown as unknown:
-                self.say(f"{unknown}; joining anew")
+                self.note(f"{unknown}; joining again")
                 self.node = None
 
-    def carry(self, proto: Any, tree: Any) -> None:
-        """One message in, one reply out. It is confirmed only then, so that after a crash it comes again."""
+    def handle(self, proto: Any, tree: Any) -> None:
+        """Pass a message to the fedskew process and send its reply.
+
+        The message is confirmed after the reply, so that the server sends it again if this site crashes.
+        """
         from flwr.common.serde import message_from_proto
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         message = message_from_proto(proto)
         header, blob = from_records(self.fetch(message, tree))
-        self.pipe.tell({"event": "ask", "header": header}, blob)
+        self.pipe.send({"event": "request", "header": header}, blob)
         began = time.monotonic()
         header, blob = self.answers.get()
         try:
             self.deliver(message, header, blob, seconds=time.monotonic() - began)
         except TooLarge as size:
-            self.say(f"a reply of {len(blob)} bytes was not taken: {size}")
-        self.pipe.tell({"event": "delivered"})
+            self.note(f"a reply of {len(blob)} bytes was not accepted: {size}")
+        self.pipe.send({"event": "delivered"})
         run, name = message.metadata.run_id, message.metadata.message_id
         request = ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=name)
-        self.ask(self.client.ConfirmMessageReceived, request)
+        self.call_with_retry(self.client.ConfirmMessageReceived, request)
 
     def fetch(self, message: Any, tree: Any) -> Any:
+        """Download the content of a message, which Flower stores in pieces."""
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
         from flwr.supercore.inflatable.inflatable_utils import (
@@ -215,7 +223,7 @@ class Carrier:
 
         names = [piece.object_id for piece in iterate_object_tree(tree)]
         pull = make_pull_object_fn_protobuf(
-            lambda request: self.ask(self.client.PullObject, request), self.node, message.metadata.run_id
+            lambda request: self.call_with_retry(self.client.PullObject, request), self.node, message.metadata.run_id
         )
         try:
             pieces = pull_objects(names, pull, max_time=600)
@@ -224,7 +232,7 @@ class Carrier:
         return inflate_object_from_contents(message.metadata.message_id, pieces).content
 
     def deliver(self, message: Any, header: Header, blob: bytes, *, seconds: float) -> None:
-        """The reply, in pieces; a piece is sent until it has arrived."""
+        """Send the reply to a message, in pieces. `seconds` is how long it took, for Flower's statistics."""
         from flwr.app import Message
         from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
@@ -242,9 +250,9 @@ class Carrier:
             message_object_trees=[get_object_tree(reply)],
             clientapp_runtime_list=[seconds],
         )
-        response = self.ask(self.client.PushMessages, request)
+        response = self.call_with_retry(self.client.PushMessages, request)
         push = make_push_object_fn_protobuf(
-            lambda request: self.ask(self.client.PushObject, request),
+            lambda request: self.call_with_retry(self.client.PushObject, request),
             self.node,
             message.metadata.run_id,
             response.session_id,
@@ -252,24 +260,25 @@ class Carrier:
         try:
             push_objects(objects, push, object_ids_to_push=set(response.objects_to_push), keep_objects=True)
         except ObjectPushError as error:
-            self.say(f"a reply was not taken: {error}")
+            self.note(f"a reply was not accepted: {error}")
 
 
 def main() -> None:
+    """Receive the config, then connect the fedskew process with the server until either refuses or ends."""
     pipe = Pipe()
-    first = pipe.hear()
+    first = pipe.receive()
     if first is None:
         return
     carrier = Carrier(first[0], pipe)
 
     def listen() -> None:
-        while (frame := pipe.hear()) is not None:
+        while (frame := pipe.receive()) is not None:
             carrier.answers.put(frame)
         carrier.leave()
 
     threading.Thread(target=listen, daemon=True).start()
-    threading.Thread(target=carrier.beat, daemon=True).start()
+    threading.Thread(target=carrier.send_heartbeats, daemon=True).start()
     try:
         carrier.serve()
     except Refused as refused:
-        pipe.tell({"event": "refused", "text": str(refused)})
+        pipe.send({"event": "refused", "text": str(refused)})

@@ -1,4 +1,4 @@
-"""Frames over a pipe: a JSON header and bytes. And what Flower's records and a frame have in common."""
+"""Messages as frames, a JSON header and bytes: over a pipe, and inside Flower's records."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import struct
 import threading
 from typing import IO, Any
 
-LENGTHS = struct.Struct("<IQ")  # of the header and of the bytes
+LENGTHS = struct.Struct("<IQ")  # lengths of the header and of the bytes
 Header = dict[str, Any]
 
 
 def write_frame(stream: IO[bytes], header: Header, blob: bytes | bytearray | memoryview = b"") -> None:
+    """Write one frame to a stream and flush it."""
     text = json.dumps(header).encode()
     stream.write(LENGTHS.pack(len(text), len(blob)) + text)
     stream.write(blob)
@@ -20,7 +21,7 @@ def write_frame(stream: IO[bytes], header: Header, blob: bytes | bytearray | mem
 
 
 def read_frame(stream: IO[bytes]) -> tuple[Header, bytes] | None:
-    """The next frame; None where the pipe ends."""
+    """The next frame of a stream; None at its end, also in the middle of a frame."""
     lengths = stream.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
@@ -30,24 +31,29 @@ def read_frame(stream: IO[bytes]) -> tuple[Header, bytes] | None:
 
 
 class Pipe:
-    """This process's way to the one that started it. Whatever else is printed goes to stderr, the log."""
+    """The connection of a Flower process to the fedskew process that started it: frames over stdin and stdout.
+
+    Everything else that is printed to stdout goes to stderr, which is the log.
+    """
 
     def __init__(self) -> None:
-        self.out = os.fdopen(os.dup(1), "wb")
-        self.inward = os.fdopen(os.dup(0), "rb")
+        self.output = os.fdopen(os.dup(1), "wb")
+        self.input = os.fdopen(os.dup(0), "rb")
         os.dup2(2, 1)
         self.lock = threading.Lock()
 
-    def tell(self, header: Header, blob: bytes = b"") -> None:
+    def send(self, header: Header, blob: bytes = b"") -> None:
+        """Send one message; may be called from several threads."""
         with self.lock:
-            write_frame(self.out, header, blob)
+            write_frame(self.output, header, blob)
 
-    def hear(self) -> tuple[Header, bytes] | None:
-        return read_frame(self.inward)
+    def receive(self) -> tuple[Header, bytes] | None:
+        """Wait for the next message; None if the other process has ended."""
+        return read_frame(self.input)
 
 
 def as_records(header: Header, blob: bytes) -> Any:
-    """A frame as Flower carries it: the header as text, the bytes as one array, which Flower cuts into chunks."""
+    """A frame as Flower's records: the header as text, the bytes as one array, which Flower sends in chunks."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     records = RecordDict({"header": ConfigRecord({"json": json.dumps(header)})})
@@ -57,12 +63,12 @@ def as_records(header: Header, blob: bytes) -> Any:
 
 
 def from_records(records: Any) -> tuple[Header, bytes]:
-    """The frame in a message; ValueError if it holds none. The bytes are handed on as they are."""
+    """The frame in Flower's records; ValueError if they do not contain one. The bytes are not checked."""
     try:
         header = json.loads(records["header"]["json"])
         blob = records["body"]["blob"].data if "body" in records else b""
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"it holds no frame: {error}") from None
+        raise ValueError(f"the message contains no frame: {error}") from None
     if not isinstance(header, dict) or not isinstance(blob, bytes):
-        raise ValueError("it holds no frame")
+        raise ValueError("the message contains no frame")
     return header, blob

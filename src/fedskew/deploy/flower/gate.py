@@ -1,8 +1,8 @@
-"""The border of the server: what stands before everything Flower serves.
+"""Checks every request to the server before Flower handles it.
 
-Of Flower's three APIs on the SuperLink's port only the Fleet API is open to the network. The Control API
-(start runs, register nodes) has no authentication in the open build, and the Runtime API is for
-ServerApps in processes of their own; we need neither, because we hold the SuperLink's state ourselves.
+Flower's SuperLink serves three APIs on one port; only the Fleet API is open here. The Control API (start runs,
+register nodes) has no authentication in the open-source build, and the Runtime API is for ServerApps in other
+processes. Neither is needed, because link.py accesses the SuperLink's state directly.
 """
 
 from __future__ import annotations
@@ -12,24 +12,29 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-REQUEST = 8 << 20  # bytes of one request: Flower's chunks are of 5 MB
-NOTES = 1000  # refusals that are told; a scan of the port need not fill the log
-BEHIND, AHEAD = 300, 5  # seconds by which a site's clock may differ (Flower's own bounds)
+REQUEST = 8 << 20  # largest request in bytes; Flower's chunks have 5 MB
+NOTES = 1000  # refusals that are reported; a port scan must not fill the log
+BEHIND, AHEAD = 300, 5  # seconds that a site's clock may differ from the server's (as in Flower)
 
 
 class Guarded(Protocol):
-    """What the gate needs of the link behind it."""
+    """The part of `Link` that the gate uses."""
 
-    state: Any  # Flower's link state: who is registered
+    state: Any  # Flower's LinkState, which has the registered nodes
     pipe: Any
-    secure: bool
-    limit: int  # bytes of a reply
+    secure: bool  # whether only registered keys may connect
+    limit: int  # largest reply in bytes
 
-    def pushed(self, key: bytes, node: int, size: int) -> bool: ...
+    def pushed(self, key: bytes, node: int, size: int) -> bool:
+        """Count `size` bytes sent by a node; False if that is more than a reply may have."""
+        ...
 
 
 class Gate:
-    """Lets in signed requests of known keys with a right clock, up to a size; tells the others why not."""
+    """ASGI middleware that lets requests to the Fleet API pass if they are not too large and come from a known key.
+
+    The timestamp of a request must agree with the server's clock. Other requests are refused with the reason.
+    """
 
     def __init__(self, app: Any, link: Guarded) -> None:
         self.app, self.link = app, link
@@ -49,11 +54,11 @@ class Gate:
         await self.app(scope, receive, send)
 
     def refusal(self, path: str, headers: dict[bytes, bytes], peer: str) -> tuple[int, str] | None:
-        """(status, why) for a request that is not let in."""
+        """(HTTP status, reason) if a request is refused; None if it may pass."""
         if not path.startswith("/v1/fleet/"):
-            return 404, "only the Fleet API is open here"
+            return 404, "only the Fleet API is available"
         if not headers.get(b"content-length", b"").isdigit() or int(headers[b"content-length"]) > REQUEST:
-            return 413, f"a request may have {REQUEST} bytes"
+            return 413, f"a request may have at most {REQUEST} bytes"
         try:
             key = base64.b64decode(headers[b"flwr-public-key"], validate=True)
             age = (datetime.now(UTC) - datetime.fromisoformat(headers[b"flwr-timestamp"].decode())).total_seconds()
@@ -64,23 +69,24 @@ class Gate:
             return 403, f"clock: it is {abs(age):.0f} s {'behind' if age > 0 else 'ahead of'} the server's"
         node = self.link.state.get_node_id_by_public_key(key)
         if node is None and (self.link.secure or not path.endswith(("/register-node", "/activate-node"))):
-            mark = hashlib.sha256(key).hexdigest()[:16]
-            self._note(f"refused {peer}: its key ({mark}...) is not one of the registered sites'")
-            return 403, f"key: the server does not know this key ({mark}...)"
+            fingerprint = hashlib.sha256(key).hexdigest()[:16]
+            self._note(f"refused {peer}: its key ({fingerprint}...) is not the key of a registered site")
+            return 403, f"key: the server does not know this key ({fingerprint}...)"
         if path.endswith(("/push-object", "/push-messages")):
-            if not signed(key, headers):  # else anybody could use up a site's allowance
+            if not signed(key, headers):  # otherwise anyone could use up the limit of a site
                 return 401, "not signed"
             if not self.link.pushed(key, node, int(headers[b"content-length"])):
-                return 413, f"size: a reply may have {self.link.limit} bytes"
+                return 413, f"size: a reply may have at most {self.link.limit} bytes"
         return None
 
     def _note(self, text: str) -> None:
         if text not in self.noted and len(self.noted) < NOTES:
             self.noted.add(text)
-            self.link.pipe.tell({"event": "note", "text": text})
+            self.link.pipe.send({"event": "note", "text": text})
 
 
 def signed(key: bytes, headers: dict[bytes, bytes]) -> bool:
+    """Whether the signature in a request's headers is valid for this public key."""
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
     try:

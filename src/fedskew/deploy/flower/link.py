@@ -1,6 +1,6 @@
-"""The server's side: Flower's SuperLink in this process, and the messages of our run.
+"""The server: Flower's SuperLink in this process, and the messages of a run.
 
-Messages are put into the SuperLink's state and replies taken from it directly; gate.py says who gets in.
+Messages are written to the SuperLink's state, and replies read from it, directly. gate.py checks every request.
 """
 
 from __future__ import annotations
@@ -15,28 +15,33 @@ from typing import Any
 from .frames import Header, Pipe, as_records, from_records
 from .gate import REQUEST, Gate
 
-LINGER = 0.5  # seconds before the end, so that sites get the answers to their last requests
-TICK = 0.05  # seconds between looks at what has arrived
-GRACE = 30.0  # seconds a site may be gone in a round before it is left out of it
+LINGER = 0.5  # seconds before the process ends, in which sites get the responses to their last requests
+TICK = 0.05  # seconds between polls of the SuperLink's state
+GRACE = 30.0  # seconds a site may be offline before it is left out of a round
 
 
 @dataclass
 class Sent:
-    """A message that is out."""
+    """A message that was sent and has no complete reply yet."""
 
-    ask: int
+    batch: int  # the batch of requests it belongs to
     node: int
-    late: bool = False
-    reply: Any = None  # came, but perhaps not all its pieces
+    late: bool = False  # whether the server no longer waits for the reply
+    reply: Any = None  # the reply; its pieces may still be missing
 
 
 class Link:
+    """Flower's SuperLink with one run, and the messages of that run.
+
+    `config` is that of `Hosting.config`; `pipe` leads to the fedskew process.
+    """
+
     def __init__(self, config: Header, pipe: Pipe) -> None:
         self.pipe, self.limit, self.secure = pipe, int(config["limit"]), bool(config["secure"])
         self.lock = threading.RLock()
-        self.out: dict[str, Sent] = {}  # message -> what is known of it
-        self.taken: dict[bytes, int] = {}  # public key -> bytes pushed since the last message to it
-        self.online: set[int] = set()
+        self.out: dict[str, Sent] = {}  # Flower's message id -> message
+        self.taken: dict[bytes, int] = {}  # public key -> bytes received since the last message to it
+        self.online: set[int] = set()  # nodes
         self.app = self._make_app()
         self.state = self.app.state.linkstate_factory.state()
         self.run = self._start_run()
@@ -69,28 +74,29 @@ class Link:
         from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
 
         try:
-            public = public_key_to_bytes(bytes_to_public_key(key.encode()))  # as the site will write it
+            public = public_key_to_bytes(bytes_to_public_key(key.encode()))  # normalised, as sites send it
             node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0, name=name)
         except ValueError as error:
-            raise ValueError(f"the public key of site {name} cannot be used: {error}") from None
+            raise ValueError(f"the public key of site {name} is invalid: {error}") from None
         return node
 
-    # what the fedskew process asks for
+    # commands of the fedskew process
 
     def send(self, header: Header, blob: bytes) -> None:
-        """One message to each of the named nodes: the same bytes, each its own header."""
+        """Send a message to each node of header["to"]: its own header of header["headers"], and the same bytes."""
         from flwr.app import Message
 
-        for node, own in zip(header["to"], header["headers"], strict=True):
+        for node, message_header in zip(header["to"], header["headers"], strict=True):
             with self.lock:
                 info = self.state.get_node_info(node_ids=[node])
                 self.taken.pop(info[0].public_key if info else b"", None)
-                message = Message(as_records(own, blob), node, "train")
+                message = Message(as_records(message_header, blob), node, "train")
                 message.metadata.__dict__["_message_id"] = message.object_id
+                sent = Sent(header["batch"], node)
                 if self._store(message):
-                    self.out[message.metadata.message_id] = Sent(header["ask"], node)
+                    self.out[message.metadata.message_id] = sent
                 else:
-                    self._lost(Sent(header["ask"], node), "has not joined yet")
+                    self._report_lost(sent, "has not joined yet")
 
     def _store(self, message: Any) -> bool:
         from flwr.app.message import remove_content_from_message
@@ -105,48 +111,49 @@ class Link:
             self.state.store_object(self.run, session, name, objects[name].deflate())
         return bool(stored)
 
-    def forget(self, ask: int) -> None:
-        """What still comes in reply is late."""
+    def forget(self, batch: int) -> None:
+        """Stop waiting for the replies to a batch: those that still arrive are late."""
         with self.lock:
             for sent in self.out.values():
-                sent.late |= sent.ask == ask
+                sent.late |= sent.batch == batch
 
-    # what comes in
+    # replies of the sites
 
-    def look(self) -> None:
-        """One look at who is there and what has arrived."""
+    def poll(self) -> None:
+        """Report changes of the nodes that are online, and the replies that have arrived."""
         with self.lock:
             infos = {info.node_id: info for info in self.state.get_node_info()}
             online = {node for node, info in infos.items() if info.status == "online"}
             if online != self.online:
                 self.online = online
-                self.pipe.tell({"event": "nodes", "online": sorted(online)})
+                self.pipe.send({"event": "nodes", "online": sorted(online)})
             for message, sent in list(self.out.items()):
-                if self._settled(message, sent, infos[sent.node]):
+                if self._is_done(message, sent, infos[sent.node]):
                     del self.out[message]
 
-    def _settled(self, message: str, sent: Sent, info: Any) -> bool:
+    def _is_done(self, message: str, sent: Sent, info: Any) -> bool:
+        """Whether a message has its complete reply, or was given up; reports either. `info` is that of its node."""
         if sent.reply is None:
             stored = self.state.message_ins_store.get(message)
             if stored is None:
-                return self._dropped(message, sent, "could not be asked: the message is gone")
+                return self._drop(message, sent, "could not be asked: the message has expired")
             if message not in self.state.message_ins_id_to_message_res_id:
                 if info.status != "online":
-                    gone = time.time() - (info.online_until or 0)
-                    return gone > GRACE and self._dropped(message, sent, "is not online")
+                    offline = time.time() - (info.online_until or 0)
+                    return offline > GRACE and self._drop(message, sent, "is not online")
                 if stored.metadata.delivered_at and stored.metadata.delivered_at < info.last_activated_at:
-                    stored.metadata.delivered_at = ""  # it came back without what it was given: give it again
+                    stored.metadata.delivered_at = ""  # the site was restarted after it got the message: send it again
                 return False
-            found = self.state.get_message_res({message}, self.run)
-            if not found:
+            replies = self.state.get_message_res({message}, self.run)
+            if not replies:
                 return False
-            sent.reply = found[0]
+            sent.reply = replies[0]
             if sent.reply.has_error():
-                return self._dropped(message, sent, f"failed: {sent.reply.error.reason}")
-        return self._received(message, sent)
+                return self._drop(message, sent, f"failed: {sent.reply.error.reason}")
+        return self._read_reply(message, sent)
 
-    def _received(self, message: str, sent: Sent) -> bool:
-        """All pieces there? Then they are put together, if they are not too many."""
+    def _read_reply(self, message: str, sent: Sent) -> bool:
+        """Put the pieces of a reply together and pass it on; False if pieces are missing."""
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -158,94 +165,98 @@ class Link:
                 return False
             header, blob = from_records(inflate_object_from_contents(root, pieces).content)
         except Exception as error:
-            return self._dropped(message, sent, f"sent something that is no reply: {type(error).__name__}: {error}")
+            return self._drop(message, sent, f"sent an invalid reply: {type(error).__name__}: {error}")
         if len(blob) > self.limit:
-            return self._dropped(message, sent, f"sent {len(blob)} bytes, the limit is {self.limit}")
-        self._clear(message, sent)
+            return self._drop(message, sent, f"sent {len(blob)} bytes, the limit is {self.limit}")
+        self._delete(message, sent)
         if sent.late:
-            self.pipe.tell({"event": "late", "node": sent.node})
+            self.pipe.send({"event": "late", "node": sent.node})
         else:
-            self.pipe.tell({"event": "reply", "ask": sent.ask, "node": sent.node, "header": header}, blob)
+            self.pipe.send({"event": "reply", "batch": sent.batch, "node": sent.node, "header": header}, blob)
         return True
 
-    def _dropped(self, message: str, sent: Sent, why: str) -> bool:
-        self._clear(message, sent)
-        self._lost(sent, why)
+    def _drop(self, message: str, sent: Sent, why: str) -> bool:
+        """Give a message up; always True."""
+        self._delete(message, sent)
+        self._report_lost(sent, why)
         return True
 
-    def _lost(self, sent: Sent, why: str) -> None:
+    def _report_lost(self, sent: Sent, why: str) -> None:
         if not sent.late:
-            self.pipe.tell({"event": "reply", "ask": sent.ask, "node": sent.node, "lost": why})
+            self.pipe.send({"event": "reply", "batch": sent.batch, "node": sent.node, "lost": why})
 
-    def _clear(self, message: str, sent: Sent) -> None:
+    def _delete(self, message: str, sent: Sent) -> None:
         self.state.delete_messages({message})
         self.state.object_store.delete(message)
         if sent.reply is not None:
             self.state.object_store.delete(sent.reply.metadata.message_id)
 
     def pushed(self, key: bytes, node: int, size: int) -> bool:
-        """Count what a node sends in; False once it is more than a reply may have, and its messages are dropped."""
+        """Count `size` bytes sent by a node; False if that is more than a reply may have, and drops its messages."""
         with self.lock:
             self.taken[key] = self.taken.get(key, 0) + size
             if self.taken[key] <= self.limit + REQUEST:
                 return True
             for message, sent in [(m, s) for m, s in self.out.items() if s.node == node]:
-                self._dropped(message, sent, f"sent more than the limit of {self.limit} bytes")
+                self._drop(message, sent, f"sent more than the limit of {self.limit} bytes")
                 del self.out[message]
             return False
 
 
 def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an IPv4 or IPv6 address; port 0 chooses a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind((host, port))
-    door.listen(128)
-    return door
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(128)
+    return listener
 
 
 def main() -> None:
+    """Receive the config, serve sites, and carry out the commands of the fedskew process until it ends."""
     pipe = Pipe()
-    first = pipe.hear()
+    first = pipe.receive()
     if first is None:
         return
     config = first[0]
     try:
-        door = listen(config["host"], config["port"])
+        listener = listen(config["host"], config["port"])
     except OSError as error:
-        pipe.tell({"event": "failed", "text": f"cannot listen on {config['host']}:{config['port']}: {error.strerror}"})
+        pipe.send({"event": "failed", "text": f"cannot listen on {config['host']}:{config['port']}: {error.strerror}"})
         return
     import uvicorn
 
     try:
         link = Link(config, pipe)
     except ValueError as error:
-        pipe.tell({"event": "failed", "text": str(error)})
+        pipe.send({"event": "failed", "text": str(error)})
         return
     options = {"ssl_certfile": config["certificate"], "ssl_keyfile": config["key"]} if link.secure else {}
     server = uvicorn.Server(
         uvicorn.Config(link.app, access_log=False, log_level="warning", timeout_graceful_shutdown=1, **options)
     )
-    threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True).start()
+    threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True).start()
     while not server.started:
         time.sleep(TICK)
-    pipe.tell({"event": "ready", "port": door.getsockname()[1], "nodes": link.nodes})
+    pipe.send({"event": "ready", "port": listener.getsockname()[1], "nodes": link.nodes})
     threading.Thread(target=watch, args=(link,), daemon=True).start()
-    while (frame := pipe.hear()) is not None:
+    while (frame := pipe.receive()) is not None:
         header, blob = frame
         if header["do"] == "send":
             link.send(header, blob)
         else:
-            link.forget(header["ask"])
+            link.forget(header["batch"])
     time.sleep(LINGER)
-    os._exit(0)  # nothing here needs saving, and requests that hang would delay us
+    os._exit(0)  # there is nothing to save, and open requests would delay a regular exit
 
 
 def watch(link: Link) -> None:
+    """Poll for replies forever, and send the heartbeats that keep Flower from ending the run."""
     beat = time.monotonic()
     while True:
-        link.look()
-        if time.monotonic() - beat > 10:  # else Flower takes the run for dead
+        link.poll()
+        if time.monotonic() - beat > 10:
             link.state.acknowledge_task_heartbeat(link.task)
             beat = time.monotonic()
         time.sleep(TICK)

@@ -1,1 +1,1 @@
-"""A federation on one machine or a Ray cluster."""
+"""Simulated federations, on one machine or on a Ray cluster."""

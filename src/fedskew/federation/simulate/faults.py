@@ -1,10 +1,11 @@
-"""Simulated faults: what real clients do wrong.
+"""Simulated faults of clients.
 
-    drop       the client does not answer              nan, inf   its update holds such a value
-    straggle   it answers too late to count            shape      its update has a wrong shape
-    raise      its training fails with an error        die        its process is killed
+    drop       the client does not answer              nan, inf   its update contains such values
+    straggle   it answers too late                     shape      its update has a wrong shape
+    raise      its training raises an error            die        its process is killed
 
-Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`. A fault is drawn by (seed, client, round).
+Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`. Whether a fault occurs is a random draw
+seeded with (seed, client, round), so it does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault: how often, at which client (None: any), in which round (None: any, from 0)."""
+    """One kind of fault, and when it occurs."""
 
     kind: Kind
-    rate: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    client: int | None = None  # None: any
-    round: int | None = None
+    rate: Annotated[float, Meta(ge=0, le=1)] = 1.0  # probability for each client and round
+    client: int | None = None  # None: any client
+    round: int | None = None  # counted from 0; None: any round
 
-    def strikes(self, seed: int, client: int, round: int) -> bool:
+    def occurs(self, seed: int, client: int, round: int) -> bool:
+        """Whether this fault occurs at this client in this round of a run with this seed."""
         if self.client not in (None, client) or self.round not in (None, round):
             return False
         key = (seed, Purpose.FAULT, client + 1, round, KINDS.index(self.kind))
@@ -42,7 +44,7 @@ class Fault:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Faults from their text form; "" is none."""
+    """Faults from their text form; "" gives no faults."""
     faults = []
     for name, options in parse(text, "fault") if text else []:
         if name not in KINDS:
@@ -51,13 +53,13 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def struck(faults: tuple[Fault, ...], seed: int, client: int, round: int) -> Kind | None:
-    """The first fault that strikes this client in this round."""
-    return next((f.kind for f in faults if f.strikes(seed, client, round)), None)
+def fault_at(faults: tuple[Fault, ...], seed: int, client: int, round: int) -> Kind | None:
+    """The kind of the first fault that occurs at this client in this round; None if none does."""
+    return next((f.kind for f in faults if f.occurs(seed, client, round)), None)
 
 
-def spoilt(update: Update, kind: Kind) -> Update:
-    """The update as a faulty client would send it."""
+def corrupt(update: Update, kind: Kind) -> Update:
+    """A copy of the update whose first tensor has the fault `kind`: nan, inf or shape."""
     change: dict[str, Callable[[Tensor], Tensor]] = {
         "nan": lambda t: torch.full_like(t, torch.nan),
         "inf": lambda t: torch.full_like(t, torch.inf),

@@ -1,4 +1,4 @@
-"""The work of one client, or one piece of the test set, as a job: what goes to a worker, and what comes back."""
+"""Jobs and their results: training or evaluating one client, or evaluating one chunk of the test set."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from typing import Literal, NamedTuple
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.scores import ClientScore, Score
-from fedskew.federation.simulate.faults import Kind, spoilt
+from fedskew.federation.simulate.faults import Kind, corrupt
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode
 from fedskew.federation.world import World
 
 log = logging.getLogger("fedskew")
+DIED_TWICE = "crashed its worker process twice"  # why a client is left out whose job ended two processes
 
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work. `item` is a client, or for "evaluate_global" a piece of the test set."""
+    """One job. `item` is the number of a client; for "evaluate_global" it is the number of a chunk of the test set."""
 
     kind: Literal["train", "evaluate_client", "evaluate_global"]
     round: int
     stage: str
     item: int
-    weight: int = 0  # how much work it is: the largest goes first
-    trained: bool = False  # evaluate_client: whether this client ever trained
-    fault: Kind | None = None  # a fault to simulate
+    weight: int = 0  # how much work it is, in samples; large jobs start first
+    trained: bool = False  # for evaluate_client: whether this client ever trained
+    fault: Kind | None = None  # a fault to simulate; None: none
 
     @property
     def needs_state(self) -> bool:
-        """Whether the client's state is part of the job."""
+        """Whether the job needs the client's state."""
         return self.kind != "evaluate_global"
 
 
 class Lost(NamedTuple):
-    """A job without a result, and why."""
+    """The result of a job that failed, with the reason."""
 
     why: str
 
 
 class Trained(NamedTuple):
-    """A finished training job: the update, the client's new state as bytes, and how long it took."""
+    """The result of a training job: the update, the client's new state as bytes (b"" if none), and the time it took."""
 
     update: Update
     state: Blob
@@ -55,7 +56,10 @@ Result = Trained | ClientScore | Score | Lost
 
 
 def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
-    """Do a job in this process. An error at a client loses that client's work, not the round."""
+    """Perform a job in this process. `state` is the client's state as bytes; b"" is a client without state.
+
+    An error in a client's job gives `Lost`, so that the round continues without this client.
+    """
     if job.kind == "evaluate_global":
         return world.evaluate_global(job.item, job.round, broadcast)
     try:
@@ -67,12 +71,12 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
     except Exception as error:
         log.info("client %d failed in round %d", job.item, job.round, exc_info=True)
         return Lost(f"failed: {type(error).__name__}: {error}")
-    update = done.update if job.fault not in ("nan", "inf", "shape") else spoilt(done.update, job.fault)
+    update = done.update if job.fault not in ("nan", "inf", "shape") else corrupt(done.update, job.fault)
     return Trained(update, encode(done.state) if done.state else b"", done.seconds)
 
 
 def decode_state(state: Blob) -> Payload:
-    """A client's state; empty bytes are a client without one."""
+    """A client's state from bytes; b"" gives an empty state."""
     return decode(state) if state else {}
 
 

@@ -1,7 +1,8 @@
-"""Worker processes: started once, one thread each, data shared, results streamed back in order of the jobs.
+"""A pool of worker processes, one thread each, that share the data and return results in the order of the jobs.
 
-A worker gets small messages over a pipe and writes results into its own files, which both sides map into memory.
-The broadcast of a round is decoded once per worker. Nothing is pickled but the world a worker starts with.
+Parent and worker exchange small JSON messages over a pipe. Broadcasts, client states and updates are in files that
+both sides map into memory. Each worker decodes the broadcast of a round once. Only the `World` that a worker starts
+with is pickled.
 """
 
 from __future__ import annotations
@@ -20,17 +21,24 @@ from fedskew.core.method import Update
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.evaluation.scores import ClientScore, Score
-from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
-from fedskew.federation.simulate.shared_memory import Drawer, Reader, create, make_room, remove_room, share
-from fedskew.federation.simulate.window import HELD, TRIES, Window
-from fedskew.federation.simulate.worker import frame, serve, unframe
+from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
+from fedskew.federation.simulate.shared_memory import (
+    SharedReader,
+    SlotFiles,
+    create_file,
+    make_shared_folder,
+    remove_shared_folder,
+    share,
+)
+from fedskew.federation.simulate.window import ATTEMPTS, MAX_WAITING_BYTES, Window
+from fedskew.federation.simulate.worker import from_json, serve, to_json
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
 
-DEPTH = 6  # jobs a worker has at a time: the next ones wait in its pipe
-NAP = 0.05  # seconds at most that results of small clients may gather before they are dealt with
-STARTS = 3  # processes in a row that may die before they are up
+DEPTH = 6  # jobs a worker holds at a time: one running, the others waiting in its pipe
+MAX_NAP = 0.05  # seconds: the longest pause that lets results of small clients accumulate
+MAX_FAILED_STARTS = 3  # worker processes in a row that may die before they are ready
 
 
 def _score(fields: dict[str, Any]) -> Score:
@@ -39,44 +47,50 @@ def _score(fields: dict[str, Any]) -> Score:
 
 @dataclass
 class Worker:
+    """A worker process as the parent sees it."""
+
     number: int
     process: Any
     pipe: Connection
-    slots: list[int]  # free ones
-    states: Drawer  # what its jobs are given of their clients' own
-    doing: list[tuple[int, int]] = field(default_factory=list)  # (job's place, slot), in order
-    ready: bool = False
+    slots: list[int]  # result slots that are free
+    states: SlotFiles  # client states that are sent along with jobs
+    running: list[tuple[int, int]] = field(default_factory=list)  # (index of the job, slot), in order of submission
+    ready: bool = False  # whether it has finished starting
 
 
 class Workers:
-    """A pool of worker processes."""
+    """A pool of `count` worker processes; `start` starts them, `close` ends them.
 
-    def __init__(self, world: World, count: int, *, patient: bool = True) -> None:
-        """`patient`: wait for workers to come up; otherwise the caller's process works until they have."""
-        self.count, self.patient = count, patient
+    `wait_for_start` True waits until workers are ready; False performs jobs in the calling process meanwhile.
+    """
+
+    def __init__(self, world: World, count: int, *, wait_for_start: bool = True) -> None:
+        self.count, self.wait_for_start = count, wait_for_start
         payload: Payload = {"arrays": Tensors({k: v.contiguous() for k, v in world.arrays().items()})}
-        self.room = make_room(size_in_bytes(payload))
-        self.world = world.with_arrays(share(self.room / "world", payload)["arrays"])
-        # what a worker is sent must not hold the arrays themselves
-        self.light = world.with_arrays({name: t[:0] for name, t in world.arrays().items()})
+        self.folder = make_shared_folder(size_in_bytes(payload))
+        self.world = world.with_arrays(share(self.folder / "world", payload)["arrays"])
+        # pickled for every worker, so without the arrays
+        self.empty_world = world.with_arrays({name: t[:0] for name, t in world.arrays().items()})
         self.workers: list[Worker] = []
-        self.results = Reader(self.room)
-        self.spread: tuple[str, memoryview] = ("", memoryview(b""))
+        self.results = SharedReader(self.folder)
+        self.broadcast_file: tuple[str, memoryview] = ("", memoryview(b""))
         self.watched: tuple[selectors.BaseSelector, list[Connection]] = (selectors.DefaultSelector(), [])
-        self.versions = self.born = self.stillborn = 0
-        self.performed = {"here": 0, "workers": 0}
-        self.usual = 0.0  # seconds a client takes, lately
+        self.broadcasts = self.spawned = self.failed_starts = 0
+        self.performed = {"here": 0, "workers": 0}  # jobs by where they were performed
+        self.recent_seconds = 0.0  # moving average of the time a client takes
 
     def start(self) -> None:
+        """Start the worker processes that are not running yet."""
         while len(self.workers) < self.count:
             self.workers.append(self._spawn())
 
     def _spawn(self) -> Worker:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe()
-        self.born += 1
-        arguments = (theirs, self.light, self.room, self.born)
-        process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{self.born}")
+        self.spawned += 1
+        number = self.spawned
+        arguments = (theirs, self.empty_world, self.folder, number)
+        process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{number}")
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -85,99 +99,102 @@ class Workers:
                 "define it at the top level of a module, or use one worker."
             ) from None
         theirs.close()
-        return Worker(self.born, process, mine, list(range(DEPTH)), Drawer(self.room, f"state-{self.born}"))
+        return Worker(number, process, mine, list(range(DEPTH)), SlotFiles(self.folder, f"state-{number}"))
 
     def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]:
-        """Results in the order of the jobs. `state(item)` is what a client's job is given of its own."""
+        """Perform the jobs; yields results in the order of the jobs. `state(client)` is a client's state, or b""."""
         self._drain()
-        which = self._publish(broadcast)
-        held = HELD // max(which[1], 1)  # updates that may wait for their turn
-        window, depth = Window(jobs, max(4 * self.count, held)), DEPTH if held >= DEPTH * self.count else 2
+        reference = self._publish(broadcast)
+        waiting = MAX_WAITING_BYTES // max(reference[1], 1)  # updates that fit
+        window, depth = Window(jobs, max(4 * self.count, waiting)), DEPTH if waiting >= DEPTH * self.count else 2
         results: dict[int, Result] = {}
-        tries, out = [0] * len(jobs), 0
-        while out < len(jobs):
-            self._hand_out(window, depth, which, state)
-            if out in results:
-                yield results.pop(out)
-                out += 1
-                window.open_until(out)
-                results.update(self._collect(0, window, tries))
-            elif self.patient or any(w.doing or w.ready for w in self.workers):
-                results.update(self._collect(1.0, window, tries))
-                if window and all(len(w.doing) > DEPTH // 2 for w in self.workers):
-                    # several small results at a time, while the memory they need is still in the cache
-                    time.sleep(min(NAP, self.usual * DEPTH / 2))
-                    results.update(self._collect(0, window, tries))
+        attempts, done = [0] * len(jobs), 0
+        while done < len(jobs):
+            self._hand_out(window, depth, reference, state)
+            if done in results:
+                yield results.pop(done)
+                done += 1
+                window.advance(done)
+                results.update(self._collect(0, window, attempts))
+            elif self.wait_for_start or any(w.running or w.ready for w in self.workers):
+                results.update(self._collect(1.0, window, attempts))
+                if window and all(len(w.running) > DEPTH // 2 for w in self.workers):
+                    # handle several small results at a time, while the memory they need is still in the cache
+                    time.sleep(min(MAX_NAP, self.recent_seconds * DEPTH / 2))
+                    results.update(self._collect(0, window, attempts))
             else:
-                place = window.take()
-                results[place] = self._here(jobs[place], broadcast, state)
-                results.update(self._collect(0, window, tries))
+                index = window.take()
+                results[index] = self._perform_here(jobs[index], broadcast, state)
+                results.update(self._collect(0, window, attempts))
 
-    def _here(self, job: Job, broadcast: Payload, state: Callable[[int], Blob]) -> Result:
+    def _perform_here(self, job: Job, broadcast: Payload, state: Callable[[int], Blob]) -> Result:
         self.performed["here"] += 1
         if job.fault == "die":
-            return Lost("its process died twice")
+            return Lost(DIED_TWICE)
         return perform(self.world, job, broadcast, state(job.item) if job.needs_state else b"")
 
     def _publish(self, broadcast: Payload) -> list[Any]:
-        """The broadcast in a shared file: [name, bytes, version]."""
+        """Write the broadcast to a shared file; returns a reference to it: [file name, bytes, version]."""
         size = size_in_bytes(broadcast)
-        self.versions += 1
-        if len(self.spread[1]) < size:
-            if self.spread[0]:
-                (self.room / self.spread[0]).unlink(missing_ok=True)
-            name = f"broadcast-{self.versions}"
-            self.spread = (name, create(self.room / name, size + size // 4))
-        encode_into(self.spread[1], broadcast)
-        return [self.spread[0], size, self.versions]
+        self.broadcasts += 1
+        if len(self.broadcast_file[1]) < size:
+            if self.broadcast_file[0]:
+                (self.folder / self.broadcast_file[0]).unlink(missing_ok=True)
+            name = f"broadcast-{self.broadcasts}"
+            self.broadcast_file = (name, create_file(self.folder / name, size + size // 4))
+        encode_into(self.broadcast_file[1], broadcast)
+        return [self.broadcast_file[0], size, self.broadcasts]
 
-    def _hand_out(self, window: Window, depth: int, which: list[Any], state: Callable[[int], Blob]) -> None:
+    def _hand_out(self, window: Window, depth: int, reference: list[Any], state: Callable[[int], Blob]) -> None:
         """Give workers up to `depth` jobs each, the least busy worker first."""
-        free = [w for w in self.workers if w.ready and len(w.doing) < depth]
+        free = [w for w in self.workers if w.ready and len(w.running) < depth]
         while free and window:
-            worker = min(free, key=lambda w: len(w.doing))
-            place = window.take()
-            job = window.jobs[place]
+            worker = min(free, key=lambda w: len(w.running))
+            index = window.take()
+            job = window.jobs[index]
             slot = worker.slots[0]
-            kept = state(job.item) if job.needs_state else b""
-            header = {"job": vars(job), "slot": slot, "broadcast": which, "state": None}
-            if kept:
-                name, buffer = worker.states.of(slot, len(kept))
-                buffer[: len(kept)] = kept
-                header["state"] = [name, len(kept)]
+            blob = state(job.item) if job.needs_state else b""
+            header = {"job": vars(job), "slot": slot, "broadcast": reference, "state": None}
+            if blob:
+                name, buffer = worker.states.of(slot, len(blob))
+                buffer[: len(blob)] = blob
+                header["state"] = [name, len(blob)]
             try:
-                worker.pipe.send_bytes(frame(header))
+                worker.pipe.send_bytes(to_json(header))
             except (BrokenPipeError, ConnectionError):
-                window.give_back(place)
-                free.remove(worker)  # dead: `_collect` replaces it
+                window.give_back(index)
+                free.remove(worker)  # it died; `_collect` replaces it
                 continue
             worker.slots.remove(slot)
-            worker.doing.append((place, slot))
-            free = [w for w in free if len(w.doing) < depth]
+            worker.running.append((index, slot))
+            free = [w for w in free if len(w.running) < depth]
 
-    def _collect(self, seconds: float, window: Window, tries: list[int]) -> list[tuple[int, Result]]:
-        """What has come back by now; waits up to `seconds` for something. Dead workers are replaced."""
-        found: list[tuple[int, Result]] = []
-        while pipes := self._waited(seconds):
+    def _collect(self, seconds: float, window: Window, attempts: list[int]) -> list[tuple[int, Result]]:
+        """(index of the job, result) of all results available; waits up to `seconds` for the first one.
+
+        Workers that died are replaced.
+        """
+        collected: list[tuple[int, Result]] = []
+        while pipes := self._readable(seconds):
             seconds = 0
             for pipe in pipes:
                 worker = next(w for w in self.workers if w.pipe is pipe)
                 try:
-                    header = unframe(worker.pipe.recv_bytes())
+                    header = from_json(worker.pipe.recv_bytes())
                 except (EOFError, ConnectionError):
-                    found += self._replace(worker, window, tries)
+                    collected += self._replace(worker, window, attempts)
                     continue
                 if "ready" in header:
-                    worker.ready, self.stillborn = True, 0
+                    worker.ready, self.failed_starts = True, 0
                     continue
-                place, slot = worker.doing.pop(0)
-                found.append((place, self._result(header)))
+                index, slot = worker.running.pop(0)
+                collected.append((index, self._result(header)))
                 worker.slots.append(slot)
                 self.performed["workers"] += 1
-        return found
+        return collected
 
-    def _waited(self, seconds: float) -> list[Any]:
-        """The pipes that have something to say. A selector that is kept is ten times quicker than `wait`."""
+    def _readable(self, seconds: float) -> list[Any]:
+        """The pipes with data to read, after at most `seconds`. Reusing a selector is ten times faster than `wait`."""
         if sys.platform == "win32":
             return wait([w.pipe for w in self.workers], seconds)
         pipes = [w.pipe for w in self.workers]
@@ -188,28 +205,32 @@ class Workers:
                 self.watched[0].register(pipe, selectors.EVENT_READ)
         return [key.fileobj for key, _ in self.watched[0].select(seconds)]
 
-    def _replace(self, worker: Worker, window: Window, tries: list[int]) -> list[tuple[int, Result]]:
-        """A worker died: the job it was at is tried once more, those behind it wait again."""
+    def _replace(self, worker: Worker, window: Window, attempts: list[int]) -> list[tuple[int, Result]]:
+        """Replace a worker that died. The job it was running gets one more attempt; the others wait again.
+
+        Returns (index of the job, `Lost`) if that was the last attempt.
+        """
         worker.process.join()
-        self.stillborn += not worker.ready
-        if self.stillborn > STARTS:
+        self.failed_starts += not worker.ready
+        if self.failed_starts > MAX_FAILED_STARTS:
             raise RuntimeError(f"worker processes cannot start (exit code {worker.process.exitcode})")
         self.workers[self.workers.index(worker)] = self._spawn()
         given_up: list[tuple[int, Result]] = []
-        for n, (place, _) in enumerate(worker.doing):
-            tries[place] += n == 0
-            if tries[place] >= TRIES:
-                given_up.append((place, Lost("its process died twice")))
+        for n, (index, _) in enumerate(worker.running):
+            attempts[index] += n == 0
+            if attempts[index] >= ATTEMPTS:
+                given_up.append((index, Lost(DIED_TWICE)))
             else:
-                window.give_back(place)
+                window.give_back(index)
         return given_up
 
     def _result(self, header: dict[str, Any]) -> Result:
+        """The result in a worker's message; see `WorkerFiles.write_result`."""
         kind = header["kind"]
         if kind == "Trained":
-            size, kept = header["sizes"]
-            blob = self.results.bytes(header["file"], size + kept)
-            self.usual = 0.9 * self.usual + 0.1 * header["seconds"]
+            size, state_size = header["sizes"]
+            blob = self.results.read(header["file"], size + state_size)
+            self.recent_seconds = 0.9 * self.recent_seconds + 0.1 * header["seconds"]
             payload = decode(memoryview(blob)[:size])
             update = Update(payload, header["weight"], header["metrics"])
             return Trained(update, blob[size:], header["seconds"])
@@ -220,13 +241,14 @@ class Workers:
         return _score(fields) if kind == "Score" else Lost(**fields)
 
     def _drain(self) -> None:
-        """A round that was abandoned leaves jobs under way: wait for them and drop their results."""
-        while any(w.doing for w in self.workers):
-            jobs = [Job("evaluate_global", 0, "", 0)] * (1 + max(p for w in self.workers for p, _ in w.doing))
+        """Wait for jobs of a round that was abandoned, and drop their results."""
+        while any(w.running for w in self.workers):
+            jobs = [Job("evaluate_global", 0, "", 0)] * (1 + max(i for w in self.workers for i, _ in w.running))
             self._collect(1.0, Window(jobs, 0), [0] * len(jobs))
 
     def close(self) -> None:
-        (self.room / "closing").touch()
+        """End the worker processes and remove the shared files."""
+        (self.folder / "closing").touch()
         self.watched[0].close()
         for worker in self.workers:
             worker.pipe.close()
@@ -237,4 +259,4 @@ class Workers:
                 worker.process.kill()
                 worker.process.join()
         self.workers = []
-        remove_room(self.room)
+        remove_shared_folder(self.folder)

@@ -1,8 +1,7 @@
-"""Memory that processes of one machine share: memory-mapped files in a folder of its own.
+"""Memory shared by the processes of one simulation: memory-mapped files in a temporary folder.
 
-Files, because they work with spawned processes on every platform, cannot be larger than what is
-free without an error, and can be removed by whoever is left: a worker whose parent was killed
-removes the folder.
+Files work with spawned processes on every platform, fail with an error when there is no space left, and can be
+removed by any process: a worker whose parent was killed removes the folder.
 """
 
 from __future__ import annotations
@@ -17,87 +16,94 @@ from fedskew.core.tensors import Payload
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 
 PREFIX = "fedskew-"
-MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
+MEMORY = Path("/dev/shm")  # a file system in memory; not on every platform
 
 
-def make_room(size: int) -> Path:
-    """A new folder for shared files, in memory if three times `size` is free there."""
+def make_shared_folder(size: int) -> Path:
+    """Create a folder for shared files: in memory if three times `size` bytes are free there, else on disk.
+
+    Also removes folders of earlier runs whose processes were all killed.
+    """
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * size
     base = MEMORY if in_memory else Path(tempfile.gettempdir())
-    for room in base.glob(PREFIX + "*"):
-        if _is_orphan(room):
-            remove_room(room)
+    for folder in base.glob(PREFIX + "*"):
+        if _is_orphan(folder):
+            remove_shared_folder(folder)
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
 
 
-def _is_orphan(room: Path) -> bool:
-    """Whether the process that made the room is gone: it and its workers were all killed at once."""
-    owner = room.name.removeprefix(PREFIX).partition("-")[0]
+def _is_orphan(folder: Path) -> bool:
+    """Whether the process that created the folder no longer exists. Its number is part of the folder's name."""
+    owner = folder.name.removeprefix(PREFIX).partition("-")[0]
     if os.name != "posix" or not owner.isdigit():
         return False
     try:
         os.kill(int(owner), 0)
     except ProcessLookupError:
         return True
-    except OSError:  # it is there, and somebody else's
+    except OSError:  # the process exists and belongs to another user
         pass
     return False
 
 
-def remove_room(folder: Path) -> None:
+def remove_shared_folder(folder: Path) -> None:
+    """Remove the folder with its files; nothing happens if it does not exist."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def create(path: Path, size: int) -> memoryview:
+def create_file(path: Path, size: int) -> memoryview:
+    """Create a file of `size` bytes (at least 1) and map it into memory, readable and writable."""
     with path.open("wb") as file:
         file.truncate(max(size, 1))
-    return attach(path)
+    return map_file(path)
 
 
-def attach(path: Path) -> memoryview:
+def map_file(path: Path) -> memoryview:
+    """Map an existing file into memory, readable and writable."""
     with path.open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0))
 
 
-class Drawer:
-    """Shared files of one writer, one a slot, replaced by a larger one when something does not fit."""
+class SlotFiles:
+    """The shared files of one writer, one for each slot. A file that is too small is replaced by a larger one."""
 
-    def __init__(self, room: Path, name: str) -> None:
-        self.room, self.name, self.made = room, name, 0
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.created = folder, name, 0
         self.files: dict[int, tuple[str, memoryview]] = {}
 
     def of(self, slot: int, size: int) -> tuple[str, memoryview]:
-        """The slot's file, by name and as memory of at least `size` bytes."""
+        """(file name, memory of at least `size` bytes) of a slot."""
         if slot not in self.files or len(self.files[slot][1]) < size:
             if slot in self.files:
-                (self.room / self.files[slot][0]).unlink(missing_ok=True)
-            self.made += 1
-            name = f"{self.name}-{self.made}"
-            self.files[slot] = (name, create(self.room / name, size + size // 4))
+                (self.folder / self.files[slot][0]).unlink(missing_ok=True)
+            self.created += 1
+            name = f"{self.name}-{self.created}"
+            self.files[slot] = (name, create_file(self.folder / name, size + size // 4))
         return self.files[slot]
 
 
-class Reader:
-    """Other writers' shared files by name, each mapped once."""
+class SharedReader:
+    """Reads files written by other processes, by name. Each file is mapped once."""
 
-    def __init__(self, room: Path) -> None:
-        self.room = room
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.files: dict[str, memoryview] = {}
 
-    def bytes(self, name: str, size: int) -> bytearray:
-        """A copy of the first `size` bytes: the file may be written again from here on."""
+    def read(self, name: str, size: int) -> bytearray:
+        """A copy of the first `size` bytes of a file. Afterwards the writer may overwrite the file."""
         if name not in self.files:
-            self.files[name] = attach(self.room / name)
+            self.files[name] = map_file(self.folder / name)
         return bytearray(self.files[name][:size])
 
 
 def share(path: Path, payload: Payload) -> Payload:
-    """The payload in a shared file; its tensors look into it."""
+    """Write the payload to a shared file; returns it with tensors that are views into that file."""
     size = size_in_bytes(payload)
-    buffer = create(path, size)
+    buffer = create_file(path, size)
     encode_into(buffer, payload)
     return decode(buffer[:size])
 
 
 def open_shared(path: Path) -> Payload:
-    return decode(attach(path))
+    """The payload that `share` wrote to `path`, with tensors that are views into the file."""
+    return decode(map_file(path))

@@ -1,4 +1,4 @@
-"""Clients simulated: in this process, in worker processes, or on Ray, with the same bits."""
+"""Simulated clients: in this process, in worker processes, or on Ray. Results are bit-identical."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedskew.core.tensors import Payload
 from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
 from fedskew.federation.protocol import Reply
-from fedskew.federation.simulate.faults import Fault, struck
-from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
+from fedskew.federation.simulate.faults import Fault, fault_at
+from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
 from fedskew.federation.simulate.processes import Workers
 from fedskew.federation.simulate.ray import Actors
 from fedskew.federation.simulate.worker import cores
@@ -19,29 +19,41 @@ from fedskew.federation.store import Blob, Store
 from fedskew.federation.world import World
 
 Engine = Literal["processes", "ray"]
-PATIENCE = 1.0  # seconds of client work in this process before worker processes are worth their start
+START_AFTER = 1.0  # seconds of client work in this process after which workers=None starts worker processes
 
 
 class WorkerPool(Protocol):
-    """Worker processes, or Ray actors, that do jobs."""
+    """Worker processes, or Ray actors, that perform jobs."""
 
     world: World
-    workers: list[Any]  # those that were started
+    workers: list[Any]  # empty before `start`
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Start the workers."""
+        ...
 
-    def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]: ...
+    def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]:
+        """Perform the jobs; yields results in the order of the jobs. `state(client)` is a client's state, or b""."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the workers."""
+        ...
 
 
 class Simulation:
     """A federation whose clients are simulated. Use it in a `with` statement, or `close` it.
 
-    `workers` are processes: 1 works in this one, None takes all cores but starts them only once the run has lasted
-    a second. With the engine `ray` they are actors, started at once. `store` holds the clients' states (None: in
-    memory), `faults` are simulated, `newcomers` are clients that never train, and `evaluated` are the clients whose
-    own test part is evaluated (None: all).
+    Args:
+        world: the data, the method and its settings.
+        workers: number of worker processes. 1 uses this process only; None uses all cores, but starts the
+            processes only after one second of client work. With the engine "ray", the number of actors, which
+            are started at once; None uses all CPUs of the cluster.
+        engine: "processes" or "ray".
+        store: where the clients' states are kept; None keeps them in memory.
+        faults: faults to simulate.
+        newcomers: clients that never train. They are evaluated as a group of their own.
+        evaluated: clients that are evaluated on their own test samples; None evaluates all.
     """
 
     def __init__(
@@ -59,11 +71,11 @@ class Simulation:
         self.population = world.population
         self.newcomers = frozenset(newcomers)
         self.evaluated = range(self.population) if evaluated is None else evaluated
-        self.scores: list[ClientScore] = []  # of the last evaluation, client by client
+        self.scores: list[ClientScore] = []  # of the last evaluation, one per client
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
-        self.spent = 0.0  # seconds of client work done in this process
-        self.pool = self._pool(workers, engine)
+        self.client_seconds = 0.0  # time that clients have trained so far
+        self.pool = self._make_pool(workers, engine)
         if self.pool is not None:
             self.world = self.pool.world
             if workers is not None or engine == "ray":
@@ -73,17 +85,17 @@ class Simulation:
                     self.pool.close()
                     raise
 
-    def _pool(self, workers: int | None, engine: Engine) -> WorkerPool | None:
+    def _make_pool(self, workers: int | None, engine: Engine) -> WorkerPool | None:
         if engine == "ray":
             return Actors(self.world, workers)
         count = cores() if workers is None else workers
         if count == 1 or self.world.device != "cpu":
             return None
-        return Workers(self.world, count, patient=workers is not None)
+        return Workers(self.world, count, wait_for_start=workers is not None)
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
-        self.store.discard()  # what an abandoned round left
-        fault = {client: struck(self.faults, self.world.seed, client, round) for client in cohort}
+        self.store.discard()  # states of a round that was abandoned
+        fault = {client: fault_at(self.faults, self.world.seed, client, round) for client in cohort}
         if cohort and all(kind == "drop" for kind in fault.values()):
             fault[cohort[0]] = None  # at least one client always answers
         absent = {"drop": "dropped out", "straggle": "answered too late"}
@@ -98,7 +110,7 @@ class Simulation:
             result = next(results)
             if isinstance(result, Trained):
                 self.store.stage(client, round, result.state)
-                self.spent += result.seconds
+                self.client_seconds += result.seconds
                 yield Reply(client, result.update, seconds=result.seconds)
             else:
                 assert isinstance(result, Lost)
@@ -108,8 +120,8 @@ class Simulation:
         self.store.commit(accepted)
 
     def evaluate(self, round: int, broadcast: Payload) -> Metrics:
-        pieces = self.world.chunks() if self.world.method.has_global else 0
-        jobs = [Job("evaluate_global", round, "evaluate", piece, 1) for piece in range(pieces)]
+        chunks = self.world.chunks() if self.world.method.has_global else 0
+        jobs = [Job("evaluate_global", round, "evaluate", chunk, 1) for chunk in range(chunks)]
         sizes = self.world.test.sizes()
         tested = [c for c in self.evaluated if sizes[c]]
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
@@ -126,27 +138,27 @@ class Simulation:
         return summarise(test, self.scores, self.newcomers, sampled, self.groups)
 
     def late_metrics(self) -> Metrics | None:
-        return None  # a simulated client is evaluated at once
+        return None  # a simulated client is evaluated in the same round
 
     def per_client(self) -> dict[str, ClientRow]:
-        """Each client's own figures in the last evaluation."""
         return per_client(self.scores)
 
     def _map(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
         if self.pool is not None:
-            if not self.pool.workers and self.spent > PATIENCE:
+            if not self.pool.workers and self.client_seconds > START_AFTER:
                 self.pool.start()
             return self.pool.map(jobs, broadcast, self.store.get)
-        return self._here(jobs, broadcast)
+        return self._map_here(jobs, broadcast)
 
-    def _here(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
+    def _map_here(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
         for job in jobs:
             if job.fault == "die":
-                yield Lost("its process died twice")
+                yield Lost(DIED_TWICE)
             else:
                 yield perform(self.world, job, broadcast, self.store.get(job.item) if job.needs_state else b"")
 
     def close(self) -> None:
+        """End the workers, if there are any."""
         if self.pool is not None:
             self.pool.close()
 

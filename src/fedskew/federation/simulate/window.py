@@ -1,4 +1,4 @@
-"""Which job goes next: results are wanted in order, the largest job should start first, and memory is bounded."""
+"""Which job starts next: results are needed in order, large jobs should start early, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from collections.abc import Sequence
 
 from fedskew.federation.simulate.jobs import Job
 
-HELD = 256 << 20  # bytes of updates that may wait for their turn
-TRIES = 2  # a job that killed its worker so often is given up
+MAX_WAITING_BYTES = 256 << 20  # size of the updates that may wait for an earlier one
+ATTEMPTS = 2  # a job whose worker died this many times is given up
 
 
 class Window:
-    """Jobs that may start now: the next `size` ones from the first whose result has not been passed on.
+    """The jobs that may start now: those among the next `size` whose results are needed.
 
-    Within the window the largest job goes first. Nothing beyond it starts, so at most `size` results wait.
+    Within the window the largest job starts first. Jobs after it wait, so at most `size` results are held in memory.
+    Jobs are identified by their index in `jobs`.
     """
 
     def __init__(self, jobs: Sequence[Job], size: int) -> None:
         self.jobs, self.size = jobs, size
-        self.heap: list[tuple[int, int]] = []  # (-weight, place) of the jobs that may start, largest first
+        self.heap: list[tuple[int, int]] = []  # (-weight, index) of the jobs that may start, largest first
         self.entered = 0  # jobs that have been in the window
-        self.open_until(0)
+        self.advance(0)
 
-    def open_until(self, passed_on: int) -> None:
-        """Results before `passed_on` have been passed on: the window moves there."""
-        end = min(len(self.jobs), passed_on + self.size)
-        for place in range(self.entered, end):
-            heapq.heappush(self.heap, (-self.jobs[place].weight, place))
+    def advance(self, first: int) -> None:
+        """Move the window so that it starts at job `first`: the results before it have been passed on."""
+        end = min(len(self.jobs), first + self.size)
+        for index in range(self.entered, end):
+            heapq.heappush(self.heap, (-self.jobs[index].weight, index))
         self.entered = max(self.entered, end)
 
     def __bool__(self) -> bool:
@@ -35,9 +36,9 @@ class Window:
         return bool(self.heap)
 
     def take(self) -> int:
-        """The place of the largest job that may start."""
+        """Remove and return the index of the largest job that may start."""
         return heapq.heappop(self.heap)[1]
 
-    def give_back(self, place: int) -> None:
-        """A job that was taken has to be done again."""
-        heapq.heappush(self.heap, (-self.jobs[place].weight, place))
+    def give_back(self, index: int) -> None:
+        """Put back a job that was taken and has to be performed again."""
+        heapq.heappush(self.heap, (-self.jobs[index].weight, index))
