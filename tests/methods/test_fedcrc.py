@@ -18,7 +18,7 @@ from fedskew.core.training import Training
 from fedskew.evaluation.scores import Score, over_clients
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedbabu import FedBABU
-from fedskew.methods.fedcrc import FedCRC, guided_loss, on_features
+from fedskew.methods.fedcrc import FedCRC, guided_loss
 from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same, toy_q
 
@@ -232,7 +232,7 @@ def test_fedcrc_work_on_features_leaves_the_net_as_it_is() -> None:
     site = digits(FedCRC()).site(0, 0, "train")
     site.load()
     fit(site, site.loss, train="body.")
-    before, heads = site.model(), on_features(site)
+    before, heads = site.model(), site.head_only()
     fit(heads, site.loss, train="head.")
     assert same(site.model(), before)
     fit(site, site.loss, train="head.")

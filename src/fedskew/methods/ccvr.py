@@ -12,16 +12,14 @@ Departure: a class of one sample has S = 0; directions of negative variance, a r
 Departure: number of features, epochs and learning rate of this step are ours; the paper's are not known to us.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedskew.core.fit import fit
 from fedskew.core.method import Method, Paper, Update
-from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.settings import setting
 from fedskew.core.site import Site
@@ -99,9 +97,8 @@ class CCVR(Method):
         if site.stage != CALIBRATE:
             return super().aggregate(site, server, updates)
         z, y = sample_features(pool_moments(update.payload[MOMENTS] for update in updates), self.each, site.rng)
-        head = Net(nn.Identity(), copy.deepcopy(site.net.head), site.net.features)
         training = replace(site.training, lr=self.lr or site.training.lr, augment="")
-        heads = replace(site, net=head, data=Data(z, y, torch.arange(len(y))), training=training)
+        heads = replace(site, training=training).head_only(Data(z, y, torch.arange(len(y))))
         heads.load(server)
         fit(heads, site.loss, train="head.", epochs=self.epochs)
         return server | {"parameters": server["parameters"] | heads.parameters()}

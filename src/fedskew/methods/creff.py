@@ -13,7 +13,6 @@ A broadcast carries one more head, an update C heads and C counts: dense, so tha
 Departure: g_c is over all samples of the class (the authors' code: ten draws of up to 32, augmented).
 """
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,6 @@ from torch.nn.functional import linear, one_hot, pad
 
 from fedskew.core.fit import fit
 from fedskew.core.method import Method, Paper, Update, model_of
-from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Site, copied
@@ -159,14 +157,12 @@ class CReFF(Method):
 
     def retrained(self, site: Site, h: Tensor) -> Tensors:
         """The parameters of a new head trained on the federated features, named as in the net."""
-        C, n, d = h.shape
-        head = copy.deepcopy(site.net.head)
-        start = self.new_head(site)
-        head.load_state_dict({name.removeprefix(HEAD): t for name, t in start.items()})
+        C, n, _ = h.shape
         data = Data(h.flatten(0, 1), torch.arange(C).repeat_interleave(n), torch.arange(C * n))
-        server_site = replace(site, net=Net(nn.Identity(), head, d), data=data, spares=[])
-        fit(server_site, site.loss, epochs=self.epochs, training=Training(lr=self.lr, batch_size=self.batch))
-        return Tensors({f"{HEAD}{name}": copied(t) for name, t in head.named_parameters()})
+        heads = site.head_only(data)
+        heads.load({"parameters": self.new_head(site)})
+        fit(heads, site.loss, epochs=self.epochs, training=Training(lr=self.lr, batch_size=self.batch))
+        return heads.parameters()
 
     @staticmethod
     def new_head(site: Site) -> Tensors:

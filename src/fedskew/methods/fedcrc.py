@@ -16,19 +16,17 @@ Departure: without augmentation, Eq. 5 and 7 use features that are computed once
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import imitation
 from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net
-from fedskew.core.samples import Data
 from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
@@ -67,7 +65,7 @@ class FedCRC(Method):
         first = fit(site, site.loss, train="body.", epochs=extractor)
         trained = site.model()  # f', h_g
 
-        heads = on_features(site)
+        heads = site.head_only()
         heads.load(trained, {"parameters": state.get("parameters", Tensors())})
         second = fit(heads, site.loss, train=HEAD, epochs=local)
         own = heads.parameters().split(HEAD)[1]
@@ -95,7 +93,7 @@ class FedCRC(Method):
         model = super().personalise(site, broadcast, state)
         if not self.eval_refresh:
             return model
-        heads = on_features(site)
+        heads = site.head_only()
         fit(heads, site.loss, train=HEAD, epochs=self.epochs and self.epochs[1])
         site.load(model, heads.model())
         return site.model()
@@ -104,17 +102,3 @@ class FedCRC(Method):
 def guided_loss(shared: Tensor, own: Tensor, y: Tensor) -> Tensor:
     """Eq. 7 of logits [batch, classes]: of h (`shared`) and of h_i (`own`)."""
     return cross_entropy(shared, y) + imitation(shared, own)
-
-
-def on_features(site: Site) -> Site:
-    """A site whose net is a copy of the head and whose data are the precomputed features.
-
-    Parameter names and losses stay valid. Returns the site itself if augmentation makes the features of every pass
-    different, or if it has no data.
-    """
-    if site.training.augment or not len(site.data):
-        return site
-    # a copy, because training it in place would detach its parameters from the whole net's flat buffer
-    net = Net(nn.Identity(), copy.deepcopy(site.net.head), site.net.features)
-    features = site.infer(site.net.body)
-    return replace(site, net=net, data=Data(features, site.data.labels, torch.arange(len(features))), spares=[])

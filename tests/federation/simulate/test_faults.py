@@ -52,7 +52,7 @@ def test_faults_are_drawn_by_seed_client_and_round() -> None:
 
 def test_other_clients_fail_in_other_rounds() -> None:
     fault = (Fault("drop", 0.5),)
-    patterns = {tuple(struck(fault, 0, client, round) for client in range(20)) for round in range(10)}
+    patterns = {tuple(fault_at(fault, 0, client, round) for client in range(20)) for round in range(10)}
     assert len(patterns) == 10
 
 
