@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FLOWER := $(VENV)/flower/.ready
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test check format lint types fast bench memory docs results clean
 
@@ -11,7 +12,7 @@ demo: $(READY)
 	$(BIN)/fedskew run --seed 1
 
 test: $(READY) $(FLOWER)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: format lint types fast
 
@@ -28,7 +29,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py

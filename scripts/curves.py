@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fedskew.core.settings import UsageError
-from fedskew.evaluation.figures import FIGURES, figure
+from fedskew.evaluation.figures import ACCURACIES
 from fedskew.experiment.run_directory import read_run
 
 
@@ -19,10 +19,10 @@ def main() -> None:
     for path in map(Path, sys.argv[1:]):
         for record in read_run(path).records:
             if record.metrics is not None:
-                values = {name: figure(record.metrics, keys) for name, keys in FIGURES.items()}
+                values = {name: figure.read(record) for name, figure in ACCURACIES.items()}
                 texts = {name: f"{value:.4f}" for name, value in values.items() if value is not None}
                 rows.append({"run": path.name, "round": str(record.round + 1), **texts})
-    columns = [name for name in ("run", "round", *FIGURES) if any(name in row for row in rows)]
+    columns = [name for name in ("run", "round", *ACCURACIES) if any(name in row for row in rows)]
     writer = csv.DictWriter(sys.stdout, columns)
     writer.writeheader()
     writer.writerows(rows)

@@ -5,14 +5,30 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: sites use one thread, and tests run side by side
+# Before torch is imported, here and in the processes that tests start: sites use one thread, tests run side by side.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from fedskew.cli.main import main
+from fedskew.data.sources.catalogue import SOURCES, Found
+from helpers.processes import quick_context
+
+read_digits = cache(SOURCES["digits"].find)
+
+
+def digits_again(folder: Path) -> Found | None:
+    """Copies of the digits, whose text file is read once a session: a world of a test costs half as much."""
+    found = read_digits(Path())
+    return found and (found[0], {name: array.copy() for name, array in found[1].items()})
+
+
+SOURCES["digits"] = replace(SOURCES["digits"], find=digits_again)
 
 
 class Said:
@@ -43,3 +59,10 @@ def fedskew(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes of a simulation start quickly: see `quick_context`."""
+    context = quick_context()
+    monkeypatch.setattr("fedskew.federation.simulate.processes.multiprocessing.get_context", lambda kind: context)

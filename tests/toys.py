@@ -15,7 +15,8 @@ from fedskew.core.method import Method
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.data.sources.loading import load
-from fedskew.data.split.chain import make_partition, portion
+from fedskew.data.split.chain import make_partition
+from fedskew.data.split.partition import portion
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation

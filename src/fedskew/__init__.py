@@ -1,7 +1,19 @@
-"""Federated learning that survives skewed data."""
+"""Federated learning on skewed (non-IID) data: methods, splits, a simulator, and deployment between real sites.
+
+>>> import fedskew
+>>> run = fedskew.run(fedskew.Experiment(method=fedskew.FedProx(mu=0.1), data="digits", rounds=2))
+>>> for record in run:
+...     print(record.round, sorted(record.training))
+0 ['loss']
+1 ['loss']
+>>> run.result.method
+'fedprox'
+"""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedskew.core.fit import fit as fit
@@ -17,22 +29,22 @@ if TYPE_CHECKING:
     from fedskew.data.sources.user_data import from_dataset as from_dataset
     from fedskew.data.split.chain import make_partition as make_partition
     from fedskew.evaluation.figures import to_target as to_target
+    from fedskew.evaluation.metrics import Metrics as Metrics
     from fedskew.experiment.config import Evaluation as Evaluation
     from fedskew.experiment.config import Experiment as Experiment
     from fedskew.experiment.config import Holdout as Holdout
     from fedskew.experiment.config import Trouble as Trouble
+    from fedskew.experiment.result import Result as Result
     from fedskew.experiment.run import Run as Run
     from fedskew.experiment.run import resume as resume
     from fedskew.experiment.run import run as run
+    from fedskew.experiment.run_directory import read_run as read_run
     from fedskew.federation.protocol import Record as Record
+    from fedskew.methods import *  # noqa: F403  every method by its class name
     from fedskew.methods import REGISTRY as METHODS
-    from fedskew.methods.fedavg import FedAvg as FedAvg
-    from fedskew.methods.fedprox import FedProx as FedProx
 
-__version__ = "0.1.0"
-
-# where each name is found, on first use: importing torch takes seconds, and `fedskew --help` needs none of it
-_PLACES = {
+# Where each name is found, on first use: importing torch takes seconds, and `fedskew --help` needs none of it.
+_MODULES = {
     "core.fit": ("fit",),
     "core.method": ("Method", "Update"),
     "core.settings": ("UsageError",),
@@ -44,22 +56,29 @@ _PLACES = {
     "data.sources.user_data": ("from_dataset",),
     "data.split.chain": ("make_partition",),
     "evaluation.figures": ("to_target",),
+    "evaluation.metrics": ("Metrics",),
     "experiment.config": ("Evaluation", "Experiment", "Holdout", "Trouble"),
+    "experiment.result": ("Result",),
     "experiment.run": ("Run", "resume", "run"),
+    "experiment.run_directory": ("read_run",),
     "federation.protocol": ("Record",),
 }
-_PLACE = {name: place for place, names in _PLACES.items() for name in names}
-__all__ = ["METHODS", *_PLACE]  # and every method by its class's name
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = ["METHODS", *_MODULE_OF]  # and every method by its class name, see `dir(fedskew)`
 
+if not TYPE_CHECKING:  # so that a type checker rejects names that do not exist
 
-def __getattr__(name: str) -> Any:
-    if name in _PLACE:
-        return getattr(import_module(f"fedskew.{_PLACE[name]}"), name)
-    if not name.startswith("_"):
-        methods = import_module("fedskew.methods").REGISTRY
-        if name == "METHODS":
-            return methods
-        for kind in methods.values():
-            if kind.__name__ == name:
-                return kind
-    raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
+    def __getattr__(name):
+        if name in _MODULE_OF:
+            return getattr(import_module(f"fedskew.{_MODULE_OF[name]}"), name)
+        if not name.startswith("_"):
+            registry = import_module("fedskew.methods").REGISTRY
+            if name == "METHODS":
+                return registry
+            if registry.get(name.lower(), object).__name__ == name:
+                return registry[name.lower()]
+        raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
+
+    def __dir__():
+        methods = (kind.__name__ for kind in import_module("fedskew.methods").REGISTRY.values())
+        return sorted([*__all__, *methods, "__version__"])

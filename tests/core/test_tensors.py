@@ -41,14 +41,14 @@ def test_split_by_prefix_leaves_nothing_out_and_the_empty_prefix_takes_nothing()
 
 
 def test_weighted_mean_of_floats_is_by_weight_and_of_counters_the_largest() -> None:
-    """(1 * 1 + 3 * 5) / 4 = 4; a counter of batches is not a quantity to average: max(10, 20)."""
+    """(1 * 1 + 3 * 5) / 4 = 4; counters of batches are not averaged: max(10, 20), in either order."""
     items = [
         (Tensors(w=torch.tensor(1.0), n=torch.tensor(10)), 1.0),
         (Tensors(w=torch.tensor(5.0), n=torch.tensor(20)), 3.0),
     ]
     mean = weighted_mean(items)
     assert mean["w"] == 4.0
-    assert mean["n"] == 20
+    assert mean["n"] == weighted_mean(reversed(items))["n"] == 20
     assert mean["n"].dtype == torch.int64
 
 

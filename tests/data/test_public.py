@@ -1,4 +1,4 @@
-"""The server's public set, cut or one's own; long tails as splits; figures by head, middle and tail."""
+"""The server's public set, from the split or the user's own; long tails as splits; figures by head, middle and tail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from PIL import Image
 import fedskew
 from fedskew.cli.main import main
 from fedskew.core.settings import UsageError
-from fedskew.data.split.chain import make_partition, tail_counts
+from fedskew.data.split.chain import make_partition
+from fedskew.data.split.cuts import longtail_counts
 from fedskew.data.split.skew import class_table
 from fedskew.evaluation.scores import Score, by_third, summarise, thirds
 from fedskew.experiment.assemble import assemble
@@ -34,10 +35,10 @@ def own_npz(folder: Path, name: str = "own.npz", **changes: Any) -> str:
     return str(folder / name)
 
 
-# One's own
+# The user's own public set
 
 
-def test_an_own_public_set_is_on_the_server_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_user_s_public_set_is_on_the_server_and_nowhere_else(tmp_path: Path) -> None:
     cut = assemble(replace(SMALL, split="public:per_class=5+" + SMALL.split))
     setting = assemble(replace(SMALL, public=own_npz(tmp_path)))
     world = setting.world
@@ -56,7 +57,7 @@ def test_an_own_public_set_is_on_the_server_and_nowhere_else(tmp_path: Path) -> 
     assert {(int(c), image.tobytes()) for c, image in zip(y, found, strict=True)} <= wanted
 
 
-def test_clients_are_those_of_the_same_split_without_it(tmp_path: Path) -> None:
+def test_a_user_s_public_set_does_not_change_the_clients(tmp_path: Path) -> None:
     with_it, without = (
         assemble(replace(SMALL, method=fedskew.FedAvg(), public=p)).world for p in (own_npz(tmp_path), "")
     )
@@ -64,7 +65,7 @@ def test_clients_are_those_of_the_same_split_without_it(tmp_path: Path) -> None:
     assert torch.equal(with_it.test.values, without.test.values)
 
 
-def test_a_data_set_in_memory_and_a_folder_of_images_will_do_too(tmp_path: Path) -> None:
+def test_a_public_set_may_be_a_data_set_in_memory_or_a_folder_of_images(tmp_path: Path) -> None:
     few = replace(DIGITS, name="few", x_train=DIGITS.x_test[:60], y_train=DIGITS.y_test[:60])
     few = replace(few, x_test=DIGITS.x_test[60:90], y_test=DIGITS.y_test[60:90])
     assert len(assemble(replace(SMALL, public=few)).world.public) == 90
@@ -76,7 +77,7 @@ def test_a_data_set_in_memory_and_a_folder_of_images_will_do_too(tmp_path: Path)
     assert world.y[world.public].bincount().tolist() == np.bincount(DIGITS.y_test[:100]).tolist()
 
 
-def test_a_run_on_an_own_set_learns_from_it_and_can_be_taken_up(tmp_path: Path) -> None:
+def test_a_run_learns_from_a_user_s_public_set_and_can_be_resumed(tmp_path: Path) -> None:
     experiment = replace(SMALL, public=own_npz(tmp_path), rounds=2)
     run = fedskew.run(experiment, out=tmp_path / "run")
     list(run)
@@ -89,7 +90,7 @@ def test_a_run_on_an_own_set_learns_from_it_and_can_be_taken_up(tmp_path: Path) 
     assert again.result.digest == run.result.digest
 
 
-def test_settings_without_one_are_written_as_before() -> None:
+def test_settings_without_a_public_set_do_not_mention_it() -> None:
     assert "public" not in SMALL.as_dict()
     assert replace(SMALL, public=DIGITS).as_dict()["public"] == "digits"
 
@@ -97,20 +98,20 @@ def test_settings_without_one_are_written_as_before() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x_train": DIGITS.x_test[:100, :6]}, "images of shape 1x6x8, digits has images of shape 1x8x8"),
-        ({"x_train": np.zeros((100, 64), np.float32)}, "vectors of shape 64, digits has images of shape 1x8x8"),
+        ({"x_train": DIGITS.x_test[:100, :6]}, "images of shape 1x6x8: expected images of shape 1x8x8"),
+        ({"x_train": np.zeros((100, 64), np.float32)}, "vectors of shape 64: expected images of shape 1x8x8"),
         ({"x_train": DIGITS.x_test[:100].repeat(3, 3)}, "images of shape 3x8x8"),
-        ({"y_train": np.arange(100) % 9}, r"9 classes \(0, 1, 2, 3, ...\), digits has 10 classes"),
-        ({"y_train": np.arange(100) % 10 + 1}, r"10 classes \(1, 2, 3, 4, ...\), digits has 10 classes \(0, 1"),
+        ({"y_train": np.arange(100) % 9}, r"9 classes \(0, 1, 2, 3, ...\): expected 10 classes"),
+        ({"y_train": np.arange(100) % 10 + 1}, r"10 classes \(1, 2, 3, 4, ...\): expected 10 classes \(0, 1"),
         ({"y_train": np.array(list("abcdefghij") * 10)}, r"10 classes \(a, b, c, d, ...\)"),
     ],
 )
-def test_a_set_that_does_not_fit_is_a_mistake_that_says_how(tmp_path: Path, changes: Any, words: str) -> None:
+def test_a_public_set_that_does_not_fit_is_an_error_that_says_how(tmp_path: Path, changes: Any, words: str) -> None:
     with pytest.raises(UsageError, match="the public set own has " + words):
         assemble(replace(SMALL, public=own_npz(tmp_path, **changes)))
 
 
-def test_labels_by_name_must_be_the_clients() -> None:
+def test_class_names_of_a_public_set_must_be_those_of_the_clients() -> None:
     named = replace(DIGITS, name="named", labels=tuple("abcdefghij"))
     assemble(replace(SMALL, data=named, public=replace(named, name="same")))
     assemble(replace(SMALL, data=named, public=replace(DIGITS, name="numbers", labels=())))
@@ -119,14 +120,14 @@ def test_labels_by_name_must_be_the_clients() -> None:
         assemble(replace(SMALL, data=named, public=replace(named, labels=tuple("abcdefghix"))))
 
 
-def test_two_public_sets_none_or_the_clients_own_are_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"two public sets, own and the 50 samples that the split cuts.*leave out"):
+def test_two_public_sets_none_or_the_clients_data_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"two public sets, own and the 50 samples.*: expected one; leave out"):
         assemble(replace(SMALL, split="public:per_class=5+" + SMALL.split, public=own_npz(tmp_path)))
     with pytest.raises(UsageError, match=r"needs public data.*public:per_class=20\+dirichlet.*public=\.\.\."):
         assemble(SMALL)
     with pytest.raises(UsageError, match=r"the clients' own data set.*public:per_class"):
         assemble(replace(SMALL, public="digits"))
-    with pytest.raises(UsageError, match="there is no file or folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         assemble(replace(SMALL, public="nowhere/own.npz"))
 
 
@@ -150,22 +151,24 @@ def test_the_commands_of_the_page_work(
 
 
 @pytest.mark.parametrize("factor", [10, 50, 100])
-@pytest.mark.parametrize("dealer", ["dirichlet:alpha={},clients=20", "grouped-equal:alpha={},clients=20"])
+@pytest.mark.parametrize("partitioner", ["dirichlet:alpha={},clients=20", "grouped-equal:alpha={},clients=20"])
 @pytest.mark.parametrize("alpha", ["0.1", "1", "10"])
-def test_the_nine_settings_of_feddc_s_paper_can_be_dealt(factor: int, dealer: str, alpha: str) -> None:
+def test_the_nine_settings_of_feddc_s_paper_can_be_partitioned(factor: int, partitioner: str, alpha: str) -> None:
     """CIFAR-10: a hundred of each class first, n_c = int(4900 IF^(-c/9)); by the text, or FEDIC's code."""
     y = np.repeat(np.arange(10), 5000)
-    partition = make_partition(f"longtail:factor={factor},public=0.02+{dealer.format(alpha)}", y, seed=0, classes=10)
+    partition = make_partition(
+        f"longtail:factor={factor},public=0.02+{partitioner.format(alpha)}", y, seed=0, classes=10
+    )
     table = class_table(partition, y, 10)
-    assert table.sum(0).tolist() == tail_counts(4900, 10, factor)
+    assert table.sum(0).tolist() == longtail_counts(4900, 10, factor)
     assert np.bincount(y[partition.public]).tolist() == [100] * 10
     assert len(table) == 20
     sizes = table.sum(1)
-    assert sizes.max() - sizes.min() <= 1 if "grouped" in dealer else sizes.min() >= 10
+    assert sizes.max() - sizes.min() <= 1 if "grouped" in partitioner else sizes.min() >= 10
 
 
-def test_experiments_of_the_long_tail_are_read_and_their_rows_are_methods() -> None:
-    """The command in each file's head names only methods and settings there are, on the settings of the file."""
+def test_the_long_tail_experiments_can_be_read_and_their_commands_name_methods() -> None:
+    """The command in each file's head names only known methods and settings, and the file itself."""
     from fedskew.experiment.config import method_of
 
     folder = Path(__file__).parents[2] / "experiments"
@@ -207,7 +210,7 @@ def test_classes_fall_into_thirds_by_their_training_samples() -> None:
     assert thirds([9, 9, 9, 1, 1, 1]) == {"head": [0, 1], "middle": [2, 3], "tail": [4, 5]}
     assert thirds([1, 4]) == {"head": [1], "middle": [], "tail": [0]}
     assert thirds([4, 0, 4]) == {"head": [0], "middle": [2], "tail": [1]}
-    assert [len(part) for part in thirds(tail_counts(490, 100, 10)).values()] == [33, 34, 33]
+    assert [len(part) for part in thirds(longtail_counts(490, 100, 10)).values()] == [33, 34, 33]
 
 
 @pytest.mark.parametrize("counts", [[5, 5, 5], [100, 51, 60], [0, 0], [7]])
@@ -225,7 +228,7 @@ def test_a_third_s_accuracy_is_over_its_samples() -> None:
     assert not summarise(score, [], frozenset(), False, {}).groups
 
 
-def test_a_record_of_a_long_tail_says_which_classes_are_which_and_how_they_do() -> None:
+def test_a_record_of_a_long_tail_has_the_classes_and_accuracies_of_head_middle_and_tail() -> None:
     split = "longtail:factor=10,public=0.1+iid:clients=3"
     experiment = replace(SMALL, split=split, method=FedDDC(led=False, I=2), rounds=1)
     (record,) = fedskew.run(experiment)
@@ -242,7 +245,7 @@ def test_a_record_of_a_long_tail_says_which_classes_are_which_and_how_they_do() 
     assert even.metrics.global_.head is None
 
 
-def test_a_comparison_tables_the_tail_and_the_ensemble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_shows_the_tail_and_the_ensemble(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     split = "longtail:factor=10,public=0.1+iid:clients=3"
     methods = ["fedavg", "fedddc:led=false,I=2"]
     main(["compare", *methods, "--split", split, "--rounds", "1", "--workers", "1", "--out", str(tmp_path / "c")])

@@ -13,7 +13,7 @@ import pytest
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.data.sources.loading import load
-from fedskew.data.split.chain import Partition, Parts
+from fedskew.data.split.partition import Partition, Parts
 from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.messages import Request, SiteFacts, as_header
@@ -34,14 +34,13 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.central import Central
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.scaffold import SCAFFOLD
-from methods.test_laws import SMALL
 from sites import NAMES, few_digits, nodes_in, served
 
 SPLIT = "dirichlet:alpha=0.5,clients=3"
 
 
 def experiment(name: str = "scaffold", **changes: Any) -> Experiment:
-    method = REGISTRY[name](**SMALL.get(name, {}))
+    method = REGISTRY[name](**REGISTRY[name].quick)
     split = f"public:per_class=5+{SPLIT}" if method.public else SPLIT
     return replace(Experiment(method=method, split=split, rounds=3, training=Training(batch_size=64)), **changes)
 

@@ -457,14 +457,14 @@ def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
 def test_the_commands_say_what_is_wrong(fedskew: Callable[..., Any], tmp_path: Path) -> None:
     for words, sentence in [
         (["serve"], "or use --insecure"),
-        (["serve", "--choose", "some", "--insecure"], "--choose some will not do"),
-        (["serve", "--resume", "x", "--seed", "1", "--insecure"], "goes with no other setting"),
+        (["serve", "--choose", "some", "--insecure"], "--choose some is invalid: expected all or online."),
+        (["serve", "--resume", "x", "--seed", "1", "--insecure"], "cannot be combined with other settings"),
         (["serve", "--resume", "x", "--insecure"], "x holds no run"),
         (["join", "--server", "a:1", "--data", "digits"], "or use --insecure"),
         (["join", "--server", "a:1", "--data", "digits", "--insecure"], "needs a --name"),
         (
             ["join", "--server", "a:1", "--data", "no.npz", "--insecure", "--name", "n"],
-            "there is no file or folder no.npz",
+            "no.npz does not exist",
         ),
         (["certs", "--sites", "a b"], "site name 'a b' is invalid"),
         (["certs", "--sites", "server"], "and not 'server'"),
@@ -489,7 +489,7 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
     assert said.json()["sites"] == ["north", "south", "west"]
     again = fedskew("serve", "--resume", "one", "--insecure", "--timeout", "5")
     assert again.code == 0
-    assert "taking up one after round 2 of 2" in again.out
+    assert "resuming one after round 2 of 2" in again.out
     assert said.json()["digest"][:16] in again.out
     lost = fedskew("serve", *common, "--out", "two", "--quorum", "3", "--patience", "1", "--limit", "1")
     assert lost.code == 0
@@ -503,7 +503,7 @@ def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
 
     monkeypatch.setattr(server, "FlowerProcess", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
     for error, code, words in (
-        (KeyboardInterrupt(), 130, "stopped; go on with"),
+        (KeyboardInterrupt(), 130, "stopped; resume with"),
         (QuorumLost("few"), 3, "few. Nothing"),
     ):
 

@@ -8,7 +8,7 @@ from torch import nn
 from fedskew.core.samples import Data
 from fedskew.evaluation.figures import to_target
 from fedskew.evaluation.metrics import Metrics, ModelMetrics
-from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summarise
+from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summarise, thirds
 
 
 def of(correct: int, total: int, loss: float = 0.0) -> Score:
@@ -104,3 +104,9 @@ def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> N
     records = [record(0, 0.1), record(1, None), record(2, 0.6), record(3, 0.9)]
     assert to_target(records, 0.5) == {"rounds": 3, "bytes": 45}
     assert to_target(records, 0.95) == {"rounds": None, "bytes": None}
+
+
+def test_a_largest_class_of_exactly_twice_the_smallest_counts_as_a_long_tail() -> None:
+    """6 = 2 * 3 is a tail, 5 < 2 * 3 is not."""
+    assert thirds([6, 4, 3]) == {"head": [0], "middle": [1], "tail": [2]}
+    assert thirds([5, 4, 3]) == {}

@@ -106,7 +106,7 @@ def test_any_module_trains_by_the_name_of_its_last_layer(method: str) -> None:
     run = fedskew.run(replace(SMALL, model=Own(), head="out", method=REGISTRY[method]()))
     list(run)
     assert run.result.accuracy > 0.1
-    with pytest.raises(UsageError, match="no layer 'fc'"):
+    with pytest.raises(UsageError, match="head 'fc' is invalid"):
         assemble(replace(SMALL, model=Own(), head="fc"))
 
 

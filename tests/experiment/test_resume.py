@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.experiment.run import Run, resume
+from helpers.processes import command, quick_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,43 +165,34 @@ def test_old_versions_of_states_do_not_pile_up(tmp_path: Path) -> None:
 KILLS = 20
 
 
-@pytest.mark.slow
-def test_twenty_random_kills_do_not_change_the_result(tmp_path: Path) -> None:
+@pytest.mark.slow  # twenty-odd processes, some with workers
+def test_twenty_random_kills_do_not_change_the_result(tmp_path: Path, fedskew: Callable[..., Any]) -> None:
     """kill -9 at random moments, with any number of workers, until the run is done."""
-    draw = random.Random(0)
+    draw, context = random.Random(0), quick_context()
     options = ["--method", "scaffold", "--rounds", "40", "--seed", "5"]
     options += ["--split", "dirichlet:alpha=0.3,clients=20,min=5", "--clients-per-round", "8"]
-    fedskew = [sys.executable, "-m", "fedskew", "run"]
-    out = tmp_path / "run"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    kills, started = 0, False
+    out, log, kills = tmp_path / "run", tmp_path / "log", 0
     while kills < KILLS:
-        command = [*fedskew, "--resume", str(out)] if started else [*fedskew, *options, "--out", str(out)]
-        process = subprocess.Popen(
-            [*command, "--workers", str(draw.choice([1, 1, 2]))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
+        words = ["--resume", str(out)] if (out / "settings.toml").exists() else [*options, "--out", str(out)]
+        words += ["--workers", str(draw.choice([1, 1, 1, 2]))]
+        process = context.Process(target=command, args=(["run", *words], str(log)))
+        process.start()
         waited = wait_for_rounds(process, out, draw.randint(0, 2))
         time.sleep(draw.random() * 0.05)
-        if process.poll() is not None:
-            assert process.returncode == 0, process.stderr.read().decode()  # type: ignore[union-attr]
+        if not process.is_alive():
+            assert process.exitcode == 0, log.read_text()
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         kills += 1
-        started = (out / "settings.toml").exists()
         assert waited
-    final = subprocess.run([*fedskew, "--resume", str(out), "--json"], capture_output=True, text=True, check=True)
-    unbroken = subprocess.run(
-        [*fedskew, *options, "--out", str(tmp_path / "whole"), "--json"], capture_output=True, text=True, check=True
-    )
-    assert json.loads(final.stdout)["digest"] == json.loads(unbroken.stdout)["digest"]
+    final = fedskew("run", "--resume", str(out), "--workers", "1", "--json")
+    unbroken = fedskew("run", *options, "--out", "whole", "--workers", "1", "--json")
+    assert final.json()["digest"] == unbroken.json()["digest"]
     assert kills == KILLS
 
 
-def wait_for_rounds(process: subprocess.Popen[bytes], out: Path, more: int) -> bool:
+def wait_for_rounds(process: multiprocessing.process.BaseProcess, out: Path, more: int) -> bool:
     """Until the process has written `more` further records, or ended."""
     records = out / "records.jsonl"
 
@@ -209,6 +200,6 @@ def wait_for_rounds(process: subprocess.Popen[bytes], out: Path, more: int) -> b
         return records.read_bytes().count(b"\n") if records.exists() else 0
 
     first, deadline = count(), time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None and count() < first + more:
+    while time.monotonic() < deadline and process.is_alive() and count() < first + more:
         time.sleep(0.005)
     return time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Trackers hear the same records as the run's own file, and a run is the same with and without them."""
+"""Trackers get the same records as the run's own file, and a run is the same with and without them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run, resume
 from fedskew.experiment.tracking import TRACKERS, flat, scalars, trackers
-from fedskew.studies.compare import carry_out
+from fedskew.studies.compare import run_methods
+from helpers.records import a_record
 
 SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=3)
 
@@ -27,50 +29,43 @@ def stopped_after(run: Run, rounds: int) -> None:
 
 
 def test_a_record_becomes_named_numbers() -> None:
-    record = {
-        "metrics": {
-            "global": {"accuracy": 0.5, "per_class": [0.5, None]},
-            "clients": {"sampled": True, "global": None},
-        },
-        "training": {"loss": 2.0},
-        "bytes_up": {"parameters": 3, "buffers": 4},
-        "bytes_down": {},
-        "lost": {"3": "why"},
-        **dict.fromkeys(("client_seconds", "server_seconds", "seconds"), 1.5),
-    }
+    costs = dict.fromkeys(("client_seconds", "server_seconds", "seconds"), 1.5)
+    sent = {"bytes_up": {"parameters": 3, "buffers": 4}, "training": {"loss": 2.0}, "lost": {3: "why"}}
+    record = a_record(0, 0.5, **sent, **costs)
     figures = scalars(record)
     assert figures.pop("global/accuracy") == 0.5
+    assert figures.pop("global/loss") == 1.0
     assert figures.pop("training/loss") == 2.0
     assert figures.pop("cost/bytes_up") == 7
     assert figures.pop("cost/lost") == 1
     assert set(figures) == {f"cost/{key}" for key in ("bytes_down", "client_seconds", "server_seconds", "seconds")}
-    assert "global/accuracy" not in scalars({**record, "metrics": None})
+    assert "global/accuracy" not in scalars(msgspec.structs.replace(record, metrics=None))
     assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
 
 
-def test_tensorboard_gets_every_round_also_of_a_run_that_is_taken_up(tmp_path: Path) -> None:
+def test_tensorboard_gets_every_round_of_a_resumed_run(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 
     stopped_after(Run(SMALL, out=tmp_path / "run", track=["tensorboard"]), 2)
     run = resume(tmp_path / "run", track=["tensorboard"])
     list(run)
     seen: dict[int, float] = {}
-    taken_up: list[int] = []  # where TensorBoard is told to forget what an earlier attempt wrote
+    purged: list[int] = []  # steps from which TensorBoard discards what an earlier attempt wrote
     for path in sorted((tmp_path / "run" / "tensorboard").iterdir()):
         blob = path.read_bytes()
         while blob:  # length (8), its checksum (4), event, checksum (4)
             size = int.from_bytes(blob[:8], "little")
             event = Event.FromString(blob[12 : 12 + size])
             if event.HasField("session_log"):
-                taken_up.append(event.step)
+                purged.append(event.step)
             for value in event.summary.value:
                 if value.tag == "global/accuracy":
                     seen[event.step] = value.simple_value
             blob = blob[12 + size + 4 :]
-    wanted = {r["round"] + 1: r["metrics"]["global"]["accuracy"] for r in run.records}
+    wanted = {r.round + 1: r.metrics.global_.accuracy for r in run.records}
     assert seen == pytest.approx(wanted)
     assert list(wanted) == [1, 2, 3]
-    assert taken_up == [3]
+    assert purged == [3]
 
 
 def test_mlflow_gets_every_round_into_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,40 +88,40 @@ def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
 
 
-class Heard(ModuleType):
-    """A package that writes down what it is told, in place of mlflow and wandb."""
+class Recorder(ModuleType):
+    """A package that records its calls, in place of mlflow and wandb."""
 
     def __init__(self) -> None:
-        super().__init__("heard")
-        self.said: list[tuple[Any, ...]] = []
+        super().__init__("recorder")
+        self.calls: list[tuple[Any, ...]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*words: Any, **more: Any) -> Any:
-            self.said.append((name, *words, more))
+        def call(*values: Any, **more: Any) -> Any:
+            self.calls.append((name, *values, more))
             return SimpleNamespace(info=SimpleNamespace(run_id="r1"), log=self.log, finish=self.finish)
 
         return call
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_mlflow_and_wandb_are_told_settings_rounds_and_the_end(
+def test_mlflow_and_wandb_get_settings_rounds_and_the_end(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = Heard()
-    monkeypatch.setitem(sys.modules, name, heard)
+    recorder = Recorder()
+    monkeypatch.setitem(sys.modules, name, recorder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     stopped_after(Run(SMALL, out="run", track=[name]), 1)
     list(resume("run", track=[name]))
-    words = {"mlflow": ("log_metrics", "end_run", "start_run"), "wandb": ("log", "finish", "init")}[name]
-    told = [call for call in heard.said if call[0] == words[0]]
-    assert [call[-1]["step"] for call in told] == [1, 2, 3]
-    assert all("global/accuracy" in call[1] for call in told)
-    assert [call[0] for call in heard.said].count(words[1]) == 2  # closed when it stopped, and at the end
-    first, second = (call[-1] for call in heard.said if call[0] == words[2])
+    names = {"mlflow": ("log_metrics", "end_run", "start_run"), "wandb": ("log", "finish", "init")}[name]
+    logged = [call for call in recorder.calls if call[0] == names[0]]
+    assert [call[-1]["step"] for call in logged] == [1, 2, 3]
+    assert all("global/accuracy" in call[1] for call in logged)
+    assert [call[0] for call in recorder.calls].count(names[1]) == 2  # closed when it stopped, and at the end
+    first, second = (call[-1] for call in recorder.calls if call[0] == names[2])
     if name == "mlflow":
         assert (first["run_id"], second["run_id"]) == (None, "r1")
     else:
@@ -134,15 +129,15 @@ def test_mlflow_and_wandb_are_told_settings_rounds_and_the_end(
         assert first["config"]["method"] == {"name": "fedavg", "weighting": "samples"}
 
 
-def test_a_run_has_the_same_bits_with_a_tracker(tmp_path: Path) -> None:
-    plain, heard = Run(SMALL), Run(SMALL, out=tmp_path / "run", track=["tensorboard"])
+def test_a_run_is_bit_identical_with_a_tracker(tmp_path: Path) -> None:
+    plain, logged = Run(SMALL), Run(SMALL, out=tmp_path / "run", track=["tensorboard"])
     list(plain)
-    list(heard)
-    assert plain.result.digest == heard.result.digest
+    list(logged)
+    assert plain.result.digest == logged.result.digest
 
 
 @pytest.mark.parametrize("when", ["begin", "record", "close"])
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
+def test_a_tracker_that_fails_is_left_out_and_the_run_continues(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
@@ -171,7 +166,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert Broken.rounds == {"begin": 0, "record": 1, "close": 3}[when]
 
 
-def test_a_comparison_tells_its_trackers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_logs_to_trackers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[str, int]] = []
 
     class Listener:
@@ -185,11 +180,11 @@ def test_a_comparison_tells_its_trackers_too(tmp_path: Path, monkeypatch: pytest
             steps.append((self.name, 0))
 
     monkeypatch.setitem(TRACKERS, "listener", Listener)
-    carry_out(SMALL, ["fedavg", "fedprox"], [0], tmp_path, lambda *_: None, track=("listener",))
+    run_methods(SMALL, ["fedavg", "fedprox"], [0], tmp_path, lambda *_: None, track=("listener",))
     assert steps == [(name, step) for name in ("fedavg", "fedprox") for step in (1, 2, 3, 0)]
 
 
-def test_a_package_that_is_missing_is_said_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_that_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, package in (("tensorboard", "tensorboardX"), ("mlflow", "mlflow"), ("wandb", "wandb")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UsageError, match=rf"pip install 'fedskew\[{name}\]'"):

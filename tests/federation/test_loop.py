@@ -27,6 +27,7 @@ def test_a_cohort_is_drawn_by_seed_and_round_alone() -> None:
     assert draw_cohort(people, 10, 1, 3) != draw_cohort(people, 10, 1, 4)
     assert draw_cohort(people, 10, 2, 3) != draw_cohort(people, 10, 1, 3)
     assert draw_cohort(people, 100, 0, 0) == list(people)
+    assert draw_cohort(people, 10, 1, 3) == sorted(draw_cohort(people, 10, 1, 3))
     seen = {c for r in range(100) for c in draw_cohort(people, 10, 0, r)}
     assert len(seen) == 100
 
@@ -51,6 +52,7 @@ LAYOUT = layout_of(update(w=torch.zeros(2), b=torch.zeros(1)).payload)
         (update(w=torch.tensor([3e38, 3e38]), b=torch.zeros(1)), ""),
         (replace(update(w=torch.zeros(2), b=torch.zeros(1)), weight=float("nan")), "the weight nan"),
         (replace(update(w=torch.zeros(2), b=torch.zeros(1)), weight=-1.0), "the weight -1.0"),
+        (replace(update(w=torch.zeros(2), b=torch.zeros(1)), weight=0.0), "the weight 0.0"),
         (replace(update(w=torch.zeros(2), b=torch.zeros(1)), weight=float("inf")), "the weight inf"),
     ],
 )
@@ -140,6 +142,20 @@ def test_the_ledger_counts_what_went_down_and_came_up() -> None:
     records, _ = rounds(toy_q(FedAvg()), 1)
     assert records[0].bytes_down == {"parameters": 16, "buffers": 0}
     assert records[0].bytes_up == {"parameters": 16, "buffers": 0}
+
+
+def test_a_client_that_is_lost_was_sent_the_model_all_the_same() -> None:
+    """One double down to each of three clients, and up from the two whose updates count."""
+    record, _ = go([answer(0, 1.0), Reply(1, None, "dropped out"), answer(2, 5.0)])
+    assert record.bytes_down == {"parameters": 24, "buffers": 0}
+    assert record.bytes_up == {"parameters": 16, "buffers": 0}
+
+
+def test_updates_a_method_does_not_read_count_for_the_quorum() -> None:
+    replies = [answer(0, 1.0), Reply(1, None, "dropped out"), answer(2, 3.0)]
+    assert go(replies, quorum=2, method=Impatient())[0].trained == [0, 2]
+    with pytest.raises(QuorumLost, match="2 of 3 clients gave a usable update, 3 are needed"):
+        go(replies, quorum=3, method=Impatient())
 
 
 def test_a_client_without_data_is_skipped_with_a_note() -> None:

@@ -26,6 +26,15 @@ def test_only_accepted_clients_are_committed() -> None:
     assert (store.get(1), store.get(2), 2 in store) == (b"good", b"", False)
 
 
+def test_a_state_that_was_not_accepted_is_not_committed_later() -> None:
+    store = Store()
+    store.stage(1, 0, b"good")
+    store.stage(2, 0, b"bad")
+    store.commit([1])
+    store.commit([1, 2])
+    assert 2 not in store
+
+
 def test_memory_is_bounded_and_the_rest_is_on_disk(tmp_path: Path) -> None:
     store = Store(tmp_path / "clients", memory=1000)
     for round in range(2):

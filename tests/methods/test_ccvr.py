@@ -19,9 +19,9 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
 from fedskew.methods import ccvr
-from fedskew.methods.ccvr import CALIBRATE, CCVR, MOMENTS, gaussian, moments, pooled
+from fedskew.methods.ccvr import CALIBRATE, CCVR, MOMENTS, class_moments, pool_moments, sample_features
 from fedskew.methods.fedavg import FedAvg
-from methods.test_fedcrc import normed
+from helpers.nets import normed
 from toys import digits, rounds, same
 
 SMALL = CCVR(each=20, epochs=1)
@@ -39,25 +39,25 @@ def test_moments_pool_without_bias() -> None:
     The clients' biased variance, 1, would give 3.5.
     """
     y = torch.zeros(2, dtype=torch.int64)
-    first, second = moments(tensor([[0.0], [2.0]]), y, 2), moments(tensor([[4.0]]), y[:1], 2)
+    first, second = class_moments(tensor([[0.0], [2.0]]), y, 2), class_moments(tensor([[4.0]]), y[:1], 2)
     assert first["count"].tolist() == [2.0, 0.0]
     assert first["covariance"].flatten().tolist() == [2.0, 0.0]
     assert second["covariance"].flatten().tolist() == [0.0, 0.0]
-    whole = pooled([first, second])
+    whole = pool_moments([first, second])
     assert whole["count"].tolist() == [3.0, 0.0]
     assert whole["mean"].flatten().tolist() == [2.0, 0.0]
     assert whole["covariance"].flatten().tolist() == [4.0, 0.0]
-    biased = pooled([first | {"covariance": first["covariance"] / 2}, second])
+    biased = pool_moments([first | {"covariance": first["covariance"] / 2}, second])
     assert biased["covariance"][0].item() == 3.5
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 2**31))
-def test_pooled_moments_are_those_of_all_samples_wherever_they_lie(seed: int) -> None:
+def test_pooled_moments_are_those_of_all_samples_however_they_are_split(seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     z, y = torch.randn(60, 4, generator=rng) * 3 + 5, torch.randint(5, (60,), generator=rng)
     owner = torch.randint(4, (60,), generator=rng)
-    found = pooled(moments(z[owner == k], y[owner == k], 6) for k in range(4))
+    found = pool_moments(class_moments(z[owner == k], y[owner == k], 6) for k in range(4))
     for c in range(5):
         own = z[y == c].double()
         assert int(found["count"][c]) == len(own)
@@ -73,7 +73,7 @@ def test_features_are_drawn_from_the_moments_of_classes_that_are_there() -> None
         mean=tensor([[1.0, -1.0], [9.0, 9.0], [0.0, 4.0]]).double(),
         covariance=torch.stack([covariance, covariance, torch.zeros(2, 2).double()]),
     )
-    z, y = gaussian(of, 20000, seeded(0))
+    z, y = sample_features(of, 20000, seeded(0))
     assert y.unique(return_counts=True)[0].tolist() == [0, 2]
     assert y.bincount().tolist() == [20000, 0, 20000]
     assert_close(z[y == 0].mean(0), tensor([1.0, -1.0]), atol=0.05, rtol=0)
@@ -87,7 +87,7 @@ def test_a_covariance_that_rounding_made_indefinite_is_drawn_without_the_bad_dir
         mean=torch.zeros(1, 2).double(),
         covariance=tensor([[[1.0, 0.0], [0.0, -1e-9]]]).double(),
     )
-    z, _ = gaussian(of, 100, seeded(0))
+    z, _ = sample_features(of, 100, seeded(0))
     assert z.isfinite().all()
     assert not z[:, 1].any()
     assert float(z[:, 0].std()) == pytest.approx(1, abs=0.2)
@@ -105,14 +105,14 @@ def test_training_is_fedavg_s_and_the_last_round_moves_the_head_alone() -> None:
     assert moved == {"head.weight", "head.bias"}
 
 
-def test_clients_tell_the_moments_of_the_final_model_s_features_and_do_not_train() -> None:
+def test_clients_send_the_moments_of_the_final_model_s_features_and_do_not_train() -> None:
     """C (1 + d + d^2) numbers a client: 10 (1 + 16 + 256)."""
     records, simulation = rounds(normed(SMALL), 1)
     server, world = records[0].server, simulation.world
     site = world.site(2, 1, CALIBRATE)
     update, state = world.method.client(site, world.method.broadcast(server), {})
     z = site.infer(site.frozen(model_of(server)).body)
-    wanted = moments(z, site.data.labels, 10)
+    wanted = class_moments(z, site.data.labels, 10)
     assert all(torch.equal(update.payload[MOMENTS][name], wanted[name]) for name in wanted)
     assert state == {}
     assert records[1].bytes_up == {MOMENTS: 5 * 4 * 10 * (1 + 16 + 256)}
@@ -147,10 +147,10 @@ def test_classes_that_the_cohort_lacks_are_not_drawn() -> None:
     assert all(t.isfinite().all() for t in records[-1].server["parameters"].values())
 
 
-def test_it_mends_a_head_that_skew_has_bent() -> None:
+def test_calibration_improves_accuracy_under_label_skew() -> None:
     """Two classes a client: the mean of heads knows less than features do."""
     training = Training(lr=0.1, batch_size=16, epochs=5)
     world = digits(CCVR(each=100), split="pcdd:clients=5,classes=2", training=training)
     records, simulation = rounds(world, 3)
-    scores = [simulation.evaluate(0, world.method.broadcast(r.server))["global"]["accuracy"] for r in records[-2:]]
+    scores = [simulation.evaluate(0, world.method.broadcast(r.server)).global_.accuracy for r in records[-2:]]
     assert scores[1] > scores[0] + 0.05

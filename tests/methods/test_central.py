@@ -1,4 +1,4 @@
-"""Central: everybody's training data at one client."""
+"""Central: the training data of all clients at one client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedskew.methods.fedavg import FedAvg
 SPLIT = "dirichlet:alpha=0.3,clients=4,min=5"
 
 
-def test_one_client_holds_all_training_samples_and_everybody_keeps_their_test_part() -> None:
+def test_one_client_holds_all_training_samples_and_all_keep_their_test_parts() -> None:
     federated = assemble(Experiment(FedAvg(), split=SPLIT)).world
     pooled = assemble(Experiment(Central(), split=SPLIT, clients_per_round=2))
     every = torch.cat([federated.train[c] for c in range(4)])
@@ -27,7 +27,7 @@ def test_one_client_holds_all_training_samples_and_everybody_keeps_their_test_pa
     assert (pooled.members, pooled.cohort(0), pooled.quorum) == ((0,), [0], 1)
 
 
-def test_those_who_never_train_are_not_pooled() -> None:
+def test_clients_that_never_train_are_not_pooled() -> None:
     settings = Experiment(FedAvg(), split=SPLIT, holdout=Holdout(newcomers=2))
     members = assemble(settings).members
     pooled = assemble(replace(settings, method=Central())).world
@@ -44,7 +44,7 @@ def test_central_training_is_that_of_a_federation_of_one() -> None:
     assert central.result.model_digest == alone.result.model_digest
 
 
-def test_judges_the_one_model_on_every_client() -> None:
+def test_evaluates_the_one_model_on_every_client() -> None:
     run = Run(Experiment(Central(), split=SPLIT, rounds=1))
     (record,) = run
     assert record.metrics is not None

@@ -19,11 +19,11 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
+from fedskew.methods._shared.heads import as_trained
 from fedskew.methods.creff import FEATURES, GRADIENTS, TRAINED, CReFF, federated, gradients, head_of, mismatch
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.taunorm import as_trained
-from methods.test_fedddc import alone, small  # noqa: F401
-from methods.test_taunorm import two_layers
+from helpers.nets import two_layers
+from helpers.public import small
 from toys import digits, rounds, same
 
 FEW = CReFF(per_class=3, match=5, epochs=2)
@@ -138,7 +138,7 @@ def test_features_step_towards_the_plain_mean_of_those_that_have_the_class() -> 
     assert_close(made[FEATURES]["h"], (h - 0.1 * h.grad).detach())
 
 
-def test_a_class_that_nobody_has_keeps_its_features() -> None:
+def test_a_class_that_no_client_has_keeps_its_features() -> None:
     world, server, sent = scene()
     lacking = []
     for update in sent:
@@ -162,16 +162,16 @@ def test_matching_brings_the_gradients_together() -> None:
 
 
 def test_the_head_is_trained_afresh_on_the_features() -> None:
-    """Features at ten corners: a head from 0 steps is as drawn, after many it tells them apart."""
+    """Features at ten corners: after 0 epochs the head has its initial values, after many it separates the classes."""
     site = small(FEW).server_site(0, "train")
     h = 3 * torch.eye(10, 12)[:, None].expand(10, 3, 12).contiguous()
     y = torch.arange(10).repeat_interleave(3)
-    drawn = FEW.fresh_head(small(FEW).server_site(0, "train"))
+    drawn = FEW.new_head(small(FEW).server_site(0, "train"))
     assert_close(dict(replace(FEW, epochs=0).retrained(site, h)), dict(drawn))
-    assert float(drawn["weight"].abs().max()) <= 12**-0.5
-    assert float(drawn["weight"].std()) == pytest.approx((1 / 36) ** 0.5, rel=0.15)
+    assert float(drawn["head.weight"].abs().max()) <= 12**-0.5
+    assert float(drawn["head.weight"].std()) == pytest.approx((1 / 36) ** 0.5, rel=0.15)
     head = replace(FEW, epochs=60, lr=0.5).retrained(site, h)
-    assert torch.equal(linear(h.flatten(0, 1), head["weight"], head["bias"]).argmax(1), y)
+    assert torch.equal(linear(h.flatten(0, 1), head["head.weight"], head["head.bias"]).argmax(1), y)
 
 
 def test_what_is_tested_is_the_body_with_the_re_trained_head() -> None:
@@ -197,7 +197,7 @@ def test_a_head_travels_down_and_a_head_for_each_class_up() -> None:
         assert a.bytes_up == b.bytes_up | {GRADIENTS: 5 * 4 * (10 * 130 + 10)}
 
 
-def test_a_head_of_two_layers_is_a_mistake() -> None:
+def test_a_head_of_two_layers_is_rejected() -> None:
     world = replace(digits(FEW), make_net=partial(two_layers, True))
     with pytest.raises(UsageError, match="one linear layer"):
         FEW.init_server(world.server_site(0, "init"))
@@ -219,7 +219,7 @@ ON: dict[str, Any] = {"per_class": 2, "match": 1, "match_lr": 0.5, "epochs": 1, 
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts(name: str) -> None:
+def test_every_setting_changes_the_result(name: str) -> None:
     assert set(ON) == {field.name for field in fields(CReFF)}
     usual, changed = (rounds(small(m), 1)[0][0].server for m in (FEW, replace(FEW, **{name: ON[name]})))
     assert digest(model_of(changed)) != digest(model_of(usual))

@@ -1,4 +1,4 @@
-"""Ditto on Toy Q (see fedavg.py): x is FedAvg's; v_i is pulled towards x as it was when the round began."""
+"""Ditto on Toy Q (see toys.py): x is FedAvg's; v_i is pulled towards x as it was when the round began."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_both_branches_see_the_same_batches() -> None:
     assert done.update.metrics["personal_loss"] == done.update.metrics["loss"]
 
 
-def test_without_the_pull_it_is_training_alone() -> None:
+def test_without_the_pull_the_personal_model_trains_alone() -> None:
     """Four steps: w - 1 shrinks by .9 each, w + 1 by .7."""
     _, simulation = rounds(toy_q(Ditto(lam=0.0)), 2)
     assert [v(simulation, i) for i in (0, 1)] == pytest.approx([1 - 0.9**4, 0.7**4 - 1], abs=1e-12)

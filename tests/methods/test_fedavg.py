@@ -12,7 +12,7 @@ def test_two_rounds_by_hand() -> None:
     assert [w_of(r) for r in records] == pytest.approx([-0.335, -0.52595], abs=1e-12)
 
 
-def test_weights_are_of_the_cohort_not_of_everybody() -> None:
+def test_weights_are_shares_of_the_cohort_not_of_all_clients() -> None:
     """Only client 1 takes part: the model is its own, .19, not a quarter of it."""
     records, _ = rounds(toy_q(FedAvg()), 1, cohorts=[[0]])
     assert w_of(records[0]) == pytest.approx(0.19, abs=1e-12)

@@ -1,4 +1,4 @@
-"""FedAvgM on Toy Q (see fedavg.py): FedAvg's step as the gradient of a server with momentum."""
+"""FedAvgM on Toy Q (see toys.py): FedAvg's step as the gradient of a server with momentum."""
 
 from typing import Any
 

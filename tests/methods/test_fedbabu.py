@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
-from fedskew.core.method import Method
-from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
-from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.wire import decode
-from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods.fedbabu import FedBABU
-from toys import Scalar, digits, rounds
-
-
-class Product(nn.Module):
-    """A body b and a head h of one double each."""
-
-    def __init__(self, b: float, h: float) -> None:
-        super().__init__()
-        self.body, self.head = Scalar(b), Scalar(h)
-
-
-def half_square(net: Any, x: Tensor, y: Tensor) -> Tensor:
-    """(h b - target)^2 / 2, the target being the sample."""
-    error: Tensor = net.head.w * net.body.w - x[:, 0]
-    return 0.5 * error.square().mean()
-
-
-def product(
-    method: Method,
-    *,
-    training: Training | None = None,
-    targets: Sequence[float] = (1.0,),
-    sizes: Sequence[int] = (),
-    start: tuple[float, float] = (0.0, 2.0),
-) -> World:
-    """A client for each target, of one sample (or `sizes`); lr 0.1, and an epoch is one step."""
-    sizes = sizes or [1] * len(targets)
-    x = torch.tensor([[t] for t, n in zip(targets, sizes, strict=True) for _ in range(n)], dtype=torch.float64)
-    y = torch.zeros(len(x), dtype=torch.int64)
-    clients = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
-    training = training or Training(lr=0.1, batch_size=100)
-    net = partial(Product, *start)
-    return world_from_tensors(method, training, net, x, y, clients, classes=2, rounds=10, loss=half_square)
-
-
-def state_of(simulation: Simulation, client: int) -> Payload:
-    blob = simulation.store.get(client)
-    return decode(blob) if blob else {}
-
-
-def deployed(world: World, client: int, broadcast: Payload, state: Payload) -> tuple[float, float]:
-    """(b, h) of the model this client would use."""
-    model = world.method.personalise(world.site(client, 0, "evaluate"), broadcast, state)["parameters"]
-    return float(model["body.w"]), float(model["head.w"])
+from helpers.nets import state_of
+from helpers.product import deployed, product
+from toys import digits, rounds
 
 
 def test_fedbabu_trains_the_body_under_a_head_that_stays() -> None:
@@ -89,7 +38,7 @@ def test_fedbabu_weight_decay_does_not_reach_the_head() -> None:
 
 
 @pytest.mark.parametrize(("weighting", "b"), [("uniform", 0.0), ("samples", -0.1)])
-def test_fedbabu_averages_bodies_uniformly_unless_told(weighting: Literal["uniform", "samples"], b: float) -> None:
+def test_fedbabu_averages_bodies_uniformly_by_default(weighting: Literal["uniform", "samples"], b: float) -> None:
     """Targets 1 and -1 on 1 and 3 samples: bodies .2 and -.2; (.2 - .2) / 2 = 0, .2 / 4 - .2 * 3 / 4 = -.1."""
     records, _ = rounds(product(FedBABU(weighting=weighting), targets=(1.0, -1.0), sizes=(1, 3)), 1)
     assert float(records[0].server["parameters"]["body.w"]) == pytest.approx(b, abs=1e-12)
@@ -114,7 +63,7 @@ def test_fedbabu_personalises_by_fine_tuning(
     assert deployed(world, 0, received, {}) == pytest.approx(model, abs=1e-12)
 
 
-def test_fedbabu_is_judged_both_as_received_and_fine_tuned() -> None:
+def test_fedbabu_is_evaluated_both_as_received_and_fine_tuned() -> None:
     world = digits(FedBABU(finetune_epochs=5))
     records, _ = rounds(world, 2)
     tuned = world.evaluate_client(0, 1, records[-1].server, {}, True)

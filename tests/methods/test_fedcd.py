@@ -35,18 +35,18 @@ from fedskew.methods.fedcd import FedCD
 from fedskew.methods.fedcd.subclasses import (
     FINE,
     FineHead,
-    adaptive,
-    assigned,
-    combined,
-    contrast,
+    assign_fine_classes,
+    client_weights,
+    combine_classifiers,
     fold,
+    hierarchical_contrast,
     hierarchy,
     k_means,
     lloyd,
     log_quality,
     most_similar,
     of_class_means,
-    spread,
+    split_head,
     unfold,
 )
 from fedskew.models import Net, build
@@ -95,14 +95,14 @@ def test_the_contrast_weighs_own_class_by_alpha_and_others_by_the_rest(
     alpha: float, tau: float, expected: float
 ) -> None:
     """cos = (.8, .96 | -.8, -.6), t = 1: e^.96 / (e^.96 + .1 e^.8 + .9 (e^-.8 + e^-.6)) = .699703, -log .357099."""
-    loss = contrast(Z, SECOND, P4, hierarchy(ALL, 2, alpha), tau)
+    loss = hierarchical_contrast(Z, SECOND, P4, hierarchy(ALL, 2, alpha), tau)
     assert loss.tolist() == pytest.approx([expected], abs=1e-6)
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, 0.096172), (0.1, 0.166960), (0.0, 0.183901)])
 def test_with_one_prototype_a_class_alpha_scales_the_negatives_and_0_is_infonce(alpha: float, expected: float) -> None:
     """cos = (.8 | -.8): log(1 + (1 - alpha) e^-1.6)."""
-    loss = contrast(Z, FIRST, P4[::2], hierarchy(ALL[:2], 1, alpha), 1.0)
+    loss = hierarchical_contrast(Z, FIRST, P4[::2], hierarchy(ALL[:2], 1, alpha), 1.0)
     assert loss.tolist() == pytest.approx([expected], abs=1e-6)
     assert expected == pytest.approx(math.log(1 + (1 - alpha) * math.exp(-1.6)), abs=1e-6)
 
@@ -112,7 +112,7 @@ def test_with_one_prototype_a_class_alpha_scales_the_negatives_and_0_is_infonce(
 def test_the_contrast_at_once_equals_sample_by_sample(seed: int, M: int, alpha: float) -> None:
     z, P, fine = normal(seed, 9, 5), normal(seed + 1, 4 * M, 5), some(seed, 9, 4 * M)
     known = (some(seed + 2, 4 * M, 3) > 0).index_fill(0, fine, True)
-    found = contrast(z, fine, P, hierarchy(known, M, alpha), 0.7)
+    found = hierarchical_contrast(z, fine, P, hierarchy(known, M, alpha), 0.7)
     for i, own in enumerate(fine.tolist()):
         s = (cosine_similarity(z[i : i + 1], P) / 0.7).exp()
         rest = [
@@ -124,13 +124,13 @@ def test_the_contrast_at_once_equals_sample_by_sample(seed: int, M: int, alpha: 
 def test_an_unknown_prototype_takes_no_part_and_gets_no_gradient() -> None:
     known = tensor([True, True, False, True])
     P = P4.clone().requires_grad_()
-    loss = contrast(Z, SECOND, P, hierarchy(known, 2, 0.1), 1.0)
+    loss = hierarchical_contrast(Z, SECOND, P, hierarchy(known, 2, 0.1), 1.0)
     loss.sum().backward()
     assert P.grad is not None
     assert not P.grad[2].any()
     assert P.grad[3].any()
     elsewhere = P4.index_fill(0, tensor([2]), 7.0)
-    assert torch.equal(contrast(Z, SECOND, elsewhere, hierarchy(known, 2, 0.1), 1.0), loss)
+    assert torch.equal(hierarchical_contrast(Z, SECOND, elsewhere, hierarchy(known, 2, 0.1), 1.0), loss)
 
 
 @settings(max_examples=10, deadline=None)
@@ -138,14 +138,14 @@ def test_an_unknown_prototype_takes_no_part_and_gets_no_gradient() -> None:
 def test_the_contrast_turns_prototypes_and_never_stretches_them(seed: int) -> None:
     """The cosine is free of scale: P . dL/dP = 0 for each prototype."""
     z, P, fine = normal(seed, 8, 5), normal(seed + 1, 6, 5).requires_grad_(), some(seed, 8, 6)
-    contrast(z, fine, P, hierarchy(torch.ones(6, dtype=torch.bool), 2, 0.1), 1.0).sum().backward()
+    hierarchical_contrast(z, fine, P, hierarchy(torch.ones(6, dtype=torch.bool), 2, 0.1), 1.0).sum().backward()
     assert P.grad is not None
     assert_close((P * P.grad).sum(1), torch.zeros(6), atol=1e-5, rtol=0)
 
 
 def test_features_and_prototypes_of_zero_length_give_finite_gradients() -> None:
     z, P = torch.zeros(2, 3, requires_grad=True), torch.zeros(4, 3, requires_grad=True)
-    contrast(z, tensor([0, 3]), P, hierarchy(ALL, 2, 0.1), 1.0).sum().backward()
+    hierarchical_contrast(z, tensor([0, 3]), P, hierarchy(ALL, 2, 0.1), 1.0).sum().backward()
     assert z.grad is not None
     assert P.grad is not None
     assert z.grad.isfinite().all()
@@ -199,7 +199,7 @@ def test_distillation_is_tckd_plus_xi_nckd(method: FedCD, expected: float) -> No
     assert float(tckd + (1 - 0.659001) * nckd) == pytest.approx(0.026243, abs=1e-6)
 
 
-def test_with_two_classes_there_is_nothing_to_say_about_the_others() -> None:
+def test_with_two_classes_the_not_true_term_is_zero() -> None:
     assert float(decoupled(STUDENT[:, :2], TEACHER[:, :2], FIRST)[1]) == 0
 
 
@@ -221,7 +221,7 @@ def test_a_class_logit_is_the_sum_of_its_fine_logits() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_folding_makes_a_plain_head_of_the_same_logits_and_unfolding_takes_it_back(bias: bool) -> None:
     plain, rng = nn.Linear(5, 3, bias=True), torch.Generator().manual_seed(1)
-    phi = spread(plain, 4, rng, bias=bias)
+    phi = split_head(plain, 4, rng, bias=bias)
     assert set(phi) == ({"weight", "bias"} if bias else {"weight"})
     assert_close(unfold(fold(phi)), phi)
     head, z = FineHead(phi, torch.zeros(12, 5)), normal(2, 7, 5)
@@ -232,7 +232,7 @@ def test_folding_makes_a_plain_head_of_the_same_logits_and_unfolding_takes_it_ba
 
 def test_class_vectors_start_as_linear_layers_do_the_first_as_the_net_s_own() -> None:
     plain = nn.Linear(16, 3)
-    phi = spread(plain, 500, torch.Generator().manual_seed(1), bias=True)
+    phi = split_head(plain, 500, torch.Generator().manual_seed(1), bias=True)
     assert torch.equal(phi["weight"][:, 0], plain.weight)
     assert torch.equal(phi["bias"][:, 0], plain.bias)
     for t in phi.values():
@@ -243,7 +243,7 @@ def test_class_vectors_start_as_linear_layers_do_the_first_as_the_net_s_own() ->
 
 def test_one_fine_class_is_the_plain_head_to_the_bit_and_draws_nothing() -> None:
     plain, rng, z = nn.Linear(5, 3), torch.Generator().manual_seed(1), normal(0, 4, 5)
-    phi = spread(plain, 1, rng, bias=True)
+    phi = split_head(plain, 1, rng, bias=True)
     assert torch.equal(rng.get_state(), torch.Generator().manual_seed(1).get_state())
     assert torch.equal(FineHead(phi, torch.zeros(3, 5))(z), plain(z))
     assert same(model_of(fold(phi)), {"parameters": Tensors({f"head.{n}": p for n, p in plain.named_parameters()})})
@@ -260,7 +260,7 @@ def test_a_server_s_model_is_the_folded_classifier_and_has_no_bias_unless_asked(
         assert bool(last["parameters"]["head.bias"].any()) == bias == ("bias" in phi)
 
 
-def test_a_net_whose_head_is_not_linear_is_refused_in_a_sentence() -> None:
+def test_a_net_whose_head_is_not_linear_is_rejected_with_one_sentence() -> None:
     site = small(FedCD()).server_site(0, "init")
     net = Net(nn.Identity(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 10)), 3)
     with pytest.raises(UsageError, match="linear"):
@@ -321,7 +321,7 @@ def test_lloyd_s_steps_are_scikit_learn_s_in_each_class() -> None:
         assert_close(found[3 * c : 3 * c + 3], torch.from_numpy(wanted.cluster_centers_).float(), atol=1e-4, rtol=0)
 
 
-def test_an_empty_cluster_attracts_nobody() -> None:
+def test_an_empty_cluster_gets_no_samples() -> None:
     """Centres 2 and 10; the third has no samples and is not at 0, where .5 would join it."""
     fine = lloyd(tensor([[0.5], [3.5], [10.0]]), torch.zeros(3, dtype=torch.int64), tensor([0, 0, 1]), 1, 3)
     assert fine.tolist() == [0, 0, 1]
@@ -336,7 +336,7 @@ def test_classes_without_prototypes_start_from_k_means_and_the_others_stay() -> 
     """Class 0 has two known prototypes, class 1 none: its two samples become its centres."""
     z, y = tensor([[2.0, 0.1], [5.0, 5.0], [0.0, 9.0], [-3.0, 1.0]]), tensor([0, 1, 0, 1])
     known = tensor([True, True, False, False])
-    fine, own = assigned(z, y, Tensors(mean=P4, known=known), 2, torch.Generator().manual_seed(0))
+    fine, own = assign_fine_classes(z, y, Tensors(mean=P4, known=known), 2, torch.Generator().manual_seed(0))
     assert fine[[0, 2]].tolist() == [0, 1]
     assert set(fine[[1, 3]].tolist()) == {2, 3}
     assert torch.equal(own["mean"][:2], P4[:2])
@@ -344,9 +344,9 @@ def test_classes_without_prototypes_start_from_k_means_and_the_others_stay() -> 
     assert own["known"].all()
 
 
-def test_a_class_with_some_of_its_prototypes_makes_do_with_them() -> None:
+def test_a_class_with_some_known_prototypes_uses_only_those() -> None:
     known = tensor([False, True, False, False])
-    fine, own = assigned(P4, tensor([0, 0, 0, 0]), Tensors(mean=P4, known=known), 2, torch.Generator())
+    fine, own = assign_fine_classes(P4, tensor([0, 0, 0, 0]), Tensors(mean=P4, known=known), 2, torch.Generator())
     assert fine.tolist() == [1] * 4
     assert torch.equal(own["known"], known)
 
@@ -358,7 +358,7 @@ def middle() -> tuple[Site, Payload, Net, Tensor, Tensor, Tensor]:
     """A client in the second of three rounds, moved away from what it received; one batch with fine labels."""
     site = small(FedCD()).site(1, 1, "train")
     site.load(server())
-    fine, own = assigned(site.infer(site.net.body), site.data.labels, server()[GROUP], 3, site.rng)
+    fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, server()[GROUP], 3, site.rng)
     head = FineHead(unfold(server()), own["mean"])
     with torch.no_grad():
         for i, p in enumerate(head.parameters()):
@@ -425,7 +425,7 @@ def test_the_four_losses_have_the_weights_of_eq_11(monkeypatch: pytest.MonkeyPat
     scene = middle()
     values: dict[str, Callable[..., Tensor]] = {
         "cross_entropy": lambda u, c, reduction: torch.full((len(u),), 0.7),
-        "contrast": lambda z, *_: torch.full((len(z),), 1.2),
+        "hierarchical_contrast": lambda z, *_: torch.full((len(z),), 1.2),
         "of_class_means": lambda *_: tensor(0.9),
     }
     for name, value in values.items():
@@ -464,7 +464,7 @@ def test_a_prototype_weighs_as_many_samples_as_its_importance(rho: Any, held: in
     assert alone.item() == pytest.approx(0.4)
 
 
-def test_a_batch_may_be_assigned_anew() -> None:
+def test_fine_classes_may_be_assigned_in_every_batch() -> None:
     """The received labels' classes count, not their fine classes; Eq. 2 with the prototypes of the round's start."""
     method = FedCD(mu="linear", rho=1.0, assign="batch", gamma=0.6, tau=0.5)
     scene = middle()
@@ -525,7 +525,7 @@ def test_prototypes_do_not_decay() -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_prototypes_without_a_pull_are_sent_as_they_came_whatever_decays(fast: bool, momentum: float) -> None:
+def test_prototypes_without_a_gradient_are_sent_unchanged_despite_weight_decay(fast: bool, momentum: float) -> None:
     """tau = 1e9 leaves nothing of L_hpc's gradient."""
     method = FedCD(tau=1e9, mu=0.5)
     training = Training(lr=0.1, batch_size=16, weight_decay=0.1, momentum=momentum)
@@ -543,13 +543,13 @@ def start(world: World) -> Payload:
 
 @pytest.mark.parametrize("refresh", [False, True])
 def test_the_first_round_sends_k_means_centres_of_the_received_or_the_trained_features(refresh: bool) -> None:
-    """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps go on with the trained features."""
+    """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps continue with the trained features."""
     world = small(FedCD(mu="linear", kmeans_refresh=refresh))
     broadcast = start(world)
     update = world.train_client(2, 0, "train", broadcast, {}).update
     site = world.site(2, 0, "train")
     site.load(broadcast)
-    fine, own = assigned(site.infer(site.net.body), site.data.labels, broadcast[GROUP], 3, site.rng)
+    fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, broadcast[GROUP], 3, site.rng)
     count = torch.bincount(fine, minlength=30).float()
     if refresh:
         z = site.infer(site.frozen(model_of(update.payload)).body)
@@ -637,7 +637,7 @@ SITE: Any = None  # aggregation does not look at it
 
 
 def test_prototypes_are_pooled_by_the_counts_of_their_fine_class() -> None:
-    """(10 (1, 2) + 30 (3, 6)) / 40 = (2.5, 5); with nobody the last value stays, with importance 0; else unknown."""
+    """(10 (1, 2) + 30 (3, 6)) / 40 = (2.5, 5); without any the last value stays, with importance 0; else unknown."""
     phi = torch.zeros(3, 1, 2)
     old = server_of(phi, tensor([[7.0, 7], [8, 8], [9, 9]]), tensor([False, True, False]))
     sent = [([1.0, 2.0], 10.0), ([3.0, 6.0], 30.0), ([9.0, 9.0], 0.0)]
@@ -650,21 +650,21 @@ def test_prototypes_are_pooled_by_the_counts_of_their_fine_class() -> None:
 
 def test_class_weights_are_the_softmax_of_quality_over_clients() -> None:
     """q = (.9, .5, .1) -> (.471776, .316241, .211983); (1, 0), (0, 1), (2, 2) -> (.895742, .740206)."""
-    nu = adaptive(tensor([0.9, 0.5, 0.1]).log(), 1.0, norm=False)
+    nu = client_weights(tensor([0.9, 0.5, 0.1]).log(), 1.0, norm=False)
     assert nu.tolist() == pytest.approx([0.471776, 0.316241, 0.211983], abs=1e-6)
     phis = [Tensors(weight=tensor([[v]])) for v in ([1.0, 0.0], [0.0, 1.0], [2.0, 2.0])]
-    vector = combined(phis, nu[:, None, None])["weight"].flatten().tolist()
+    vector = combine_classifiers(phis, nu[:, None, None])["weight"].flatten().tolist()
     assert vector == pytest.approx([0.895742, 0.740206], abs=1e-6)
 
 
 def test_one_perfect_client_of_ten_gets_at_most_e_times_the_weight_of_the_others() -> None:
     log_q = tensor([1.0] + [0.0] * 9).log()
-    assert adaptive(log_q, 1.0, norm=False).tolist() == pytest.approx([0.231969] + [0.085337] * 9, abs=1e-6)
-    assert adaptive(log_q, 0.01, norm=False)[0] == pytest.approx(1)
-    assert adaptive(log_q, 1.0, norm=True).tolist() == [1.0] + [0.0] * 9
-    assert adaptive(torch.full((4,), 0.3).log(), 1.0, norm=False).tolist() == [0.25] * 4
+    assert client_weights(log_q, 1.0, norm=False).tolist() == pytest.approx([0.231969] + [0.085337] * 9, abs=1e-6)
+    assert client_weights(log_q, 0.01, norm=False)[0] == pytest.approx(1)
+    assert client_weights(log_q, 1.0, norm=True).tolist() == [1.0] + [0.0] * 9
+    assert client_weights(torch.full((4,), 0.3).log(), 1.0, norm=False).tolist() == [0.25] * 4
     q = tensor([0.3, 0.1])
-    assert_close(adaptive(q.log(), 1.0, norm=True), tensor([0.75, 0.25]))
+    assert_close(client_weights(q.log(), 1.0, norm=True), tensor([0.75, 0.25]))
 
 
 def test_quality_is_the_probability_of_the_own_fine_class_among_all() -> None:
@@ -684,7 +684,7 @@ def test_quality_is_the_probability_of_the_own_fine_class_among_all() -> None:
 @pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("rule", ["acla", "norm", "cla", "mean"])
 def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any, counts: bool, known: bool) -> None:
-    """Three clients, two classes of two; of the last fine class nobody has a sample, in this round or ever."""
+    """Three clients, two classes of two; of the last fine class no client has a sample, in this round or ever."""
     phis = [normal(i, 2, 2, 3) for i in range(3)]
     P = [normal(10 + i, 4, 3) for i in range(3)]
     held = [tensor([4.0, 1, 0, 0]), tensor([0.0, 1, 5, 0]), tensor([6.0, 0, 5, 0])]
@@ -725,7 +725,7 @@ def test_one_client_s_classifier_becomes_the_server_s() -> None:
 def test_a_bias_takes_the_weights_of_its_class_vector() -> None:
     phis = [Tensors(weight=normal(k, 2, 2, 3), bias=normal(5 + k, 2, 2)) for k in range(2)]
     nu = tensor([[[0.1, 0.2], [0.3, 0.4]], [[0.9, 0.8], [0.7, 0.6]]])
-    assert_close(combined(phis, nu)["bias"], nu[0] * phis[0]["bias"] + nu[1] * phis[1]["bias"])
+    assert_close(combine_classifiers(phis, nu)["bias"], nu[0] * phis[0]["bias"] + nu[1] * phis[1]["bias"])
 
 
 def test_classes_that_come_later_start_from_k_means_and_absent_ones_wait() -> None:
@@ -743,7 +743,7 @@ def test_classes_that_come_later_start_from_k_means_and_absent_ones_wait() -> No
     assert second["known"][old].equal(first["known"][old])
 
 
-def test_a_model_is_judged_by_its_plain_head() -> None:
+def test_a_model_is_evaluated_with_its_plain_head() -> None:
     world = small(FedCD())
     records, simulation = rounds(world, 2)
     last = records[-1].server
@@ -753,7 +753,7 @@ def test_a_model_is_judged_by_its_plain_head() -> None:
     z = site.infer(site.net.body, data)
     predicted = (z @ unfold(last)["weight"].flatten(0, 1).T).view(len(z), 10, 3).sum(2).argmax(1)
     accuracy = float((predicted == world.y_test).float().mean())
-    assert simulation.evaluate(1, world.method.broadcast(last))["global"]["accuracy"] == pytest.approx(accuracy)
+    assert simulation.evaluate(1, world.method.broadcast(last)).global_.accuracy == pytest.approx(accuracy)
 
 
 def test_traffic_is_model_class_vectors_and_prototypes() -> None:
@@ -829,7 +829,7 @@ def usual() -> Payload:
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts_and_works_with_some_of_the_clients(name: str, usual: Payload) -> None:
+def test_every_setting_changes_the_result_and_works_with_partial_participation(name: str, usual: Payload) -> None:
     method = settle(FedCD, {key: str(value) for key, value in ON[name].items()}, "fedcd")
     assert method == FedCD(**ON[name])
     records, _ = rounds(small(method), 2)
@@ -861,4 +861,4 @@ def test_it_learns() -> None:
     world = digits(FedCD(), training=training, count=5)
     records, simulation = rounds(world, 5)
     broadcast = world.method.broadcast(records[-1].server)
-    assert simulation.evaluate(4, broadcast)["global"]["accuracy"] > 0.8
+    assert simulation.evaluate(4, broadcast).global_.accuracy > 0.8

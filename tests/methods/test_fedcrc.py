@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update
-from fedskew.core.net import Net
-from fedskew.core.seeding import one_thread
+from fedskew.core.method import Update
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.evaluation.scores import Score, over_clients
-from fedskew.federation.world import Trained, World
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedbabu import FedBABU
-from fedskew.methods.fedcrc import FedCRC, guided_loss, on_features
-from methods.test_fedbabu import state_of
+from fedskew.methods.fedcrc import FedCRC, guided_loss
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same, toy_q
 
 FULL = Training(lr=0.1, batch_size=1000)  # an epoch is one step on all of a client's samples
-
-
-def small_net(seed: int = 0) -> Net:
-    """8x8 digits, 16 features behind a batch norm with running statistics."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
-        return Net(body, nn.Linear(16, 10), 16)
-
-
-def normed(method: Method, **options: Any) -> World:
-    return replace(digits(method, **options), make_net=partial(small_net))
-
-
-def received(world: World) -> Payload:
-    return world.method.broadcast(world.method.init_server(world.server_site(0, "init")))
-
-
-def work(world: World, client: int, round: int, broadcast: Payload, state: Payload) -> Trained:
-    """One client's round, as the loop would run it."""
-    with one_thread():
-        return world.train_client(client, round, "train", broadcast, state)
 
 
 def part(model: Payload, prefix: str) -> Payload:
@@ -211,7 +185,7 @@ def test_fedcrc_first_step_is_under_the_received_predictor_not_the_clients_own()
     assert same(part(with_own, "body."), part(without, "body."))
 
 
-def test_fedcrc_judges_both_models_and_sends_as_much_as_fedavg() -> None:
+def test_fedcrc_evaluates_both_models_and_sends_as_much_as_fedavg() -> None:
     world = digits(FedCRC(tau=0.5))
     records, simulation = rounds(world, 2)
     plain, _ = rounds(digits(FedAvg()), 2)
@@ -258,7 +232,7 @@ def test_fedcrc_work_on_features_leaves_the_net_as_it_is() -> None:
     site = digits(FedCRC()).site(0, 0, "train")
     site.load()
     fit(site, site.loss, train="body.")
-    before, heads = site.model(), on_features(site)
+    before, heads = site.model(), site.head_only()
     fit(heads, site.loss, train="head.")
     assert same(site.model(), before)
     fit(site, site.loss, train="head.")
@@ -309,4 +283,4 @@ def test_fedcrc_mean_accuracy_of_clients_is_unweighted_and_the_weighted_one_besi
     """.9 on 10 samples and .5 on 90: (.9 + .5) / 2 = .7; (9 + 45) / 100 = .54."""
     figures = over_clients([Score((9,), (10,), 0.0), Score((45,), (90,), 0.0)])
     assert figures is not None
-    assert (figures["mean"], figures["weighted"]) == pytest.approx((0.7, 0.54), abs=1e-12)
+    assert (figures.mean, figures.weighted) == pytest.approx((0.7, 0.54), abs=1e-12)

@@ -1,4 +1,4 @@
-"""FedDC on Toy Q (see fedavg.py), alpha .1; clients count the same, so the optimum is -.5."""
+"""FedDC on Toy Q (see toys.py), alpha .1; clients count the same, so the optimum is -.5."""
 
 import pytest
 import torch
@@ -34,13 +34,13 @@ def test_the_second_round_by_hand() -> None:
 
 
 def test_a_cohort_moves_the_server_by_its_share_of_the_population() -> None:
-    """Client 1 alone: x = .189 + .189/2 = .2835, g = -.945/2. The mean drift then keeps its part, silent or not."""
+    """Client 1 alone: x = .189 + .189/2 = .2835, g = -.945/2. The mean drift then keeps its part."""
     records, _ = rounds(toy_q(FedDC(alpha=0.1)), 2, cohorts=[[0], [1]])
     assert [w_of(r) for r in records] == pytest.approx([0.2835, -0.478323], abs=1e-12)
     assert [w_of(r, "gradient") for r in records] == pytest.approx([-0.4725, 1.190955], abs=1e-12)
 
 
-def test_under_momentum_two_steps_lead_as_far_as_2_9() -> None:
+def test_under_momentum_two_steps_move_as_far_as_2_9_plain_ones() -> None:
     """Client 1, momentum .9: 0 -> .1 -> .1 + .1(.9 + .9 - .01) = .279; g_1 = -.279/.29."""
     world = toy_q(FedDC(alpha=0.1), training=Training(lr=0.1, steps=2, batch_size=4, momentum=0.9))
     _, simulation = rounds(world, 1)
@@ -56,14 +56,14 @@ def test_the_rate_in_the_gradient_is_that_of_the_round() -> None:
 
 
 def test_it_ends_in_the_optimum() -> None:
-    """There nobody moves: mean drift and g are 0."""
+    """There no client moves: mean drift and g are 0."""
     records, _ = rounds(toy_q(FedDC(alpha=0.1)), 200)
     assert w_of(records[-1]) == pytest.approx(-0.5, abs=1e-7)
     assert w_of(records[-1], "drift") == pytest.approx(0, abs=1e-7)
 
 
 @pytest.mark.parametrize("cohorts", [[range(5)] * 3, [[0, 1], [1, 3], [0, 3]]])
-def test_the_server_knows_the_means_over_all_clients_silent_ones_too(cohorts: list[list[int]]) -> None:
+def test_the_server_has_the_means_over_all_clients_in_the_cohort_or_not(cohorts: list[list[int]]) -> None:
     records, simulation = rounds(digits(FedDC()), 3, cohorts=cohorts)
     own = [decode(simulation.store.get(i)) for i in range(5) if i in simulation.store]
     for group in ("drift", "gradient"):
@@ -71,7 +71,7 @@ def test_the_server_knows_the_means_over_all_clients_silent_ones_too(cohorts: li
             torch.testing.assert_close(mean, sum(s[group][name] for s in own) / 5, rtol=1e-4, atol=1e-6)
 
 
-def test_one_gradient_goes_each_way_and_drift_stays_at_home() -> None:
+def test_one_gradient_is_sent_each_way_and_the_drift_is_not_sent() -> None:
     records, simulation = rounds(digits(FedDC()), 1)
     assert records[0].bytes_up.keys() == records[0].bytes_down.keys() == {"parameters", "buffers", "gradient"}
     assert decode(simulation.store.get(0)).keys() == {"drift", "gradient"}

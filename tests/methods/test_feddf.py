@@ -11,11 +11,11 @@ from torch import tensor
 from torch.nn.functional import kl_div
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.federation.wire import digest
-from fedskew.methods._shared.distillation import view
-from fedskew.methods.feddf import FedDF, averaged, lesson
-from methods.test_fedddc import after, alone, arrived, server_site  # noqa: F401
+from fedskew.methods._shared.distillation import imitate, predict
+from fedskew.methods.feddf import FedDF, average_logits
+from helpers.public import after, arrived, server_site
 
 FEW = FedDF(steps=3, batch=40)
 TEACHERS = tensor([[[2.0, 0.0]], [[0.0, 1.0]]]).double()
@@ -24,12 +24,12 @@ TEACHERS = tensor([[[2.0, 0.0]], [[0.0, 1.0]]]).double()
 @pytest.mark.parametrize(("average", "expected"), [("logits", 0.03029986198), ("probabilities", 0.01125308348)])
 def test_the_teacher_is_the_mean_of_the_clients(average: Any, expected: float) -> None:
     """Logits (1, .5): p .622459; probabilities (.880797 + .268941) / 2 = .574869. KL against even halves."""
-    teacher = averaged(TEACHERS, average)
-    assert float(lesson(torch.zeros(1, 2).double(), teacher, tensor([0]))) == pytest.approx(expected, abs=1e-9)
+    teacher = average_logits(TEACHERS, average)
+    assert float(imitate(torch.zeros(1, 2).double(), teacher, tensor([0]))) == pytest.approx(expected, abs=1e-9)
 
 
 def test_large_logits_stay_finite() -> None:
-    assert averaged(1e4 * TEACHERS, "probabilities").softmax(1).tolist() == [[0.5, 0.5]]
+    assert average_logits(1e4 * TEACHERS, "probabilities").softmax(1).tolist() == [[0.5, 0.5]]
 
 
 def test_the_student_is_fedavg_s_model_after_adam_on_the_clients_mean() -> None:
@@ -37,10 +37,10 @@ def test_the_student_is_fedavg_s_model_after_adam_on_the_clients_mean() -> None:
     world, _, sent = arrived()
     for clip in (0.01, None):
         made, site = after(replace(FEW, clip=clip, lr=0.01)), server_site()
-        teacher = torch.stack([view(site, model_of(u.payload)).logits for u in sent]).mean(0).softmax(1)
+        teacher = torch.stack([predict(site, model_of(u.payload)).logits for u in sent]).mean(0).softmax(1)
         x, _ = site.data.take(torch.arange(40))
         net = world.make_net()
-        net.load_state_dict(mean(sent)["parameters"])
+        net.load_state_dict(mean_of(sent)["parameters"])
         adam = torch.optim.Adam(net.parameters(), lr=0.01)
         for _ in range(3):
             adam.zero_grad()
@@ -70,5 +70,5 @@ def server_extras(server: Any) -> Any:
 @pytest.mark.parametrize(
     "settings", [{"steps": 1}, {"lr": 0.1}, {"batch": 7}, {"clip": 1e-3}, {"average": "probabilities"}]
 )
-def test_every_setting_counts(settings: dict[str, Any]) -> None:
+def test_every_setting_changes_the_result(settings: dict[str, Any]) -> None:
     assert digest(after(replace(FEW, **settings))) != digest(after(FEW))

@@ -1,4 +1,4 @@
-"""FedDyn on Toy Q (see fedavg.py), alpha .1; clients count the same, so the optimum is -.5."""
+"""FedDyn on Toy Q (see toys.py), alpha .1; clients count the same, so the optimum is -.5."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_it_ends_in_the_optimum() -> None:
     assert gradients(simulation) == pytest.approx([-1.5, 1.5], abs=1e-6)
 
 
-def test_h_is_the_mean_of_all_clients_gradients_silent_ones_too() -> None:
+def test_h_is_the_mean_over_all_clients_gradients_in_the_cohort_or_not() -> None:
     records, simulation = rounds(digits(FedDyn(alpha=0.1)), 3, cohorts=[[0, 1], [1, 3], [0, 3]])
     own = [decode(simulation.store.get(i))["gradient"] for i in (0, 1, 3)]
     for name, h in records[-1].server["h"].items():

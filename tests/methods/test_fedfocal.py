@@ -78,7 +78,7 @@ def test_clients_train_with_it_and_the_server_averages_as_fedavg(gamma: float, a
     assert_close(method.objective(site, records[0].server, {})(site.net, x, y), focal(site.net(x), y, gamma, alpha))
 
 
-def test_alpha_alone_is_on_too() -> None:
+def test_alpha_alone_changes_the_loss() -> None:
     """alpha 2 is FedAvg at twice the learning rate, up to rounding."""
     ours, _ = rounds(digits(FedFocal(gamma=0.0, alpha=2.0)), 1)
     world = digits(FedAvg())

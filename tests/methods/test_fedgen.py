@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from fedskew.core.fit import Fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.seeding import one_thread
 from fedskew.core.settings import UsageError
 from fedskew.core.settings import build as settle
@@ -23,10 +23,10 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.methods import fedgen
-from fedskew.methods._shared.generators import GENERATOR, rebuilt
+from fedskew.methods._shared.generators import GENERATOR, generator_from
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedgen import LABELS, FedGen, diversity, latent, taught
-from methods.test_fedcrc import normed, received, work
+from fedskew.methods.fedgen import LABELS, FedGen, diversity, feature_generator, teachers_loss
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 SMALL = FedGen(iterations=3, noise=4, hidden=8, generated=6)
@@ -42,7 +42,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize(("noise", "hidden", "count"), [(32, 256, 19_744), (64, 512, 55_840)], ids=["mnist", "cifar"])
 def test_the_generator_has_the_published_parameters(noise: int, hidden: int, count: int) -> None:
     """Of 32 features and 10 classes: (noise + 10 + 1) hidden + 2 hidden + (hidden + 1) 32."""
-    made = latent(noise, hidden, 32, 10)
+    made = feature_generator(noise, hidden, 32, 10)
     assert sum(p.numel() for p in made.parameters()) == count
     assert made(torch.rand(3, noise), tensor([0, 1, 9])).shape == (3, 32)
 
@@ -60,8 +60,8 @@ def test_diversity_on_numbers() -> None:
 def test_the_ensemble_teaches_by_each_client_s_share_of_the_label() -> None:
     """y 0, w = (.75, .25), logits (2, 0) and (0, 0): .75 log(1 + e^-2) + .25 log 2 = .2684828034."""
     logits, w = tensor([[[2.0, 0.0]], [[0.0, 0.0]]]).double(), tensor([[0.75, 0.0], [0.25, 1.0]]).double()
-    assert taught(logits, tensor([0]), w).item() == pytest.approx(0.2684828034, abs=1e-9)
-    assert taught(logits, tensor([1]), w).item() == pytest.approx(math.log(2), abs=1e-9)
+    assert teachers_loss(logits, tensor([0]), w).item() == pytest.approx(0.2684828034, abs=1e-9)
+    assert teachers_loss(logits, tensor([1]), w).item() == pytest.approx(math.log(2), abs=1e-9)
 
 
 def test_the_divergence_on_numbers() -> None:
@@ -96,7 +96,7 @@ def test_the_client_s_loss_and_how_its_terms_fall(
     site.load(broadcast)
     x, y = site.data.take(torch.arange(16))
     loss = method.objective(site, broadcast, {})(site.net, x, y)
-    G, rng = rebuilt(method.maker(site), broadcast[GENERATOR]).eval(), world.site(1, 1, "train").rng
+    G, rng = generator_from(method.maker(site), broadcast[GENERATOR]).eval(), world.site(1, 1, "train").rng
     logits, head = site.net(x), site.net.head
     wanted = cross_entropy(logits, y)
     if beta:
@@ -108,7 +108,7 @@ def test_the_client_s_loss_and_how_its_terms_fall(
     assert_close(loss, wanted)
 
 
-def test_the_generator_stands_still_at_a_client_and_its_features_teach_the_head_alone() -> None:
+def test_the_generator_is_frozen_at_a_client_and_its_features_train_the_head_alone() -> None:
     """Of the term alpha: the body gets no gradient, and batch statistics of G are not moved."""
     method = replace(SMALL, beta=0.0)
     broadcast, world = after_one_round(method)
@@ -156,7 +156,7 @@ def test_the_server_teaches_with_the_heads_as_sent_and_the_labels_the_cohort_has
     assert_close(found, torch.stack(each).mean() + 0.3 * diversity(eps, z))
 
 
-def test_a_round_moves_the_generator_by_its_steps_and_it_goes_on_from_there() -> None:
+def test_a_round_trains_the_generator_further_from_its_last_values() -> None:
     still, moving, more = (rounds(digits(replace(SMALL, iterations=n), hidden="12"), 2)[0] for n in (0, 1, 2))
     first = [records[0].server[GENERATOR]["layers.0.weight"] for records in (still, moving, more)]
     assert torch.equal(first[0], still[1].server[GENERATOR]["layers.0.weight"])
@@ -170,7 +170,7 @@ def test_the_global_model_is_the_plain_mean_and_the_first_round_fedavg_s() -> No
     start = received(world)
     updates = [work(world, c, 0, start, {}).update for c in range(5)]
     server = world.method.aggregate(world.server_site(0, "train"), start, iter(updates))
-    assert same(model_of(server), mean(updates))
+    assert same(model_of(server), mean_of(updates))
     ours, _ = rounds(normed(SMALL), 2)
     plain, _ = rounds(normed(FedAvg()), 2)
     assert same(model_of(ours[0].server), plain[0].server)
@@ -202,6 +202,6 @@ def test_switched_off_it_sends_nothing_of_its_own() -> None:
     assert ours[-1].bytes_up == plain[-1].bytes_up
 
 
-def test_a_batch_of_one_generated_sample_is_a_mistake() -> None:
+def test_a_batch_of_one_generated_sample_is_rejected() -> None:
     with pytest.raises(UsageError, match="generated"):
         settle(FedGen, {"generated": 1}, "fedgen")

@@ -11,13 +11,13 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.federation.wire import digest
 from fedskew.methods import fedic
-from fedskew.methods._shared.distillation import mean_features, on_server, taught, trained, view
-from fedskew.methods.fedic import ADAM, CALIBRATION, FEDIC, ensembled, weighted
-from methods.test_fedddc import after, alone, arrived, server_site, small  # noqa: F401
+from fedskew.methods._shared.distillation import mean_features, on_server, predict, train_model, train_student
+from fedskew.methods.fedic import ADAM, CALIBRATION, FEDIC, ensembled, weighted_logits
+from helpers.public import after, arrived, server_site, small
 from toys import rounds, same
 
 FEW = FEDIC(steps=3, distil_steps=3, batch=8, distil_batch=16)
@@ -29,41 +29,41 @@ LOGITS = tensor([[[2.0, 0.0], [0.0, 1.0]]])  # one sample, two clients
 
 def test_clients_are_weighted_sample_by_sample() -> None:
     """sigmoid(2) = .880797, sigmoid(1) = .731059: shares (.546449, .453551)."""
-    assert_close(weighted(C2, LOGITS), tensor([[1.0928982063, 0.4535508968]]))
+    assert_close(weighted_logits(C2, LOGITS), tensor([[1.0928982063, 0.4535508968]]))
     both = torch.cat([LOGITS, LOGITS.flip(1)])
-    assert_close(weighted(C2, both), weighted(C2, LOGITS).expand(2, 2))
+    assert_close(weighted_logits(C2, both), weighted_logits(C2, LOGITS).expand(2, 2))
 
 
 def test_the_ensemble_on_numbers() -> None:
     """Gate .5 with z_cr (1, 1); with b_0 large the weights are even; the gate has a bias."""
     z_cr, features = torch.ones(1, 2), torch.zeros(1, 3)
     assert_close(ensembled(C2, LOGITS, z_cr, features), tensor([[1.0464491032, 0.7267754484]]))
-    assert_close(weighted(C2 | {"s_0": tensor([50.0])}, LOGITS), tensor([[1.0, 0.5]]))
+    assert_close(weighted_logits(C2 | {"s_0": tensor([50.0])}, LOGITS), tensor([[1.0, 0.5]]))
     shut = ensembled(C2 | {"v_0": tensor([-50.0])}, LOGITS, z_cr, features)
     assert_close(shut, z_cr)
     scaled = C2 | {"a": tensor([2.0, 3.0]), "b": tensor([0.5, -0.5]), "v_0": tensor([50.0])}
     assert_close(ensembled(scaled, LOGITS, z_cr, features), tensor([[2.6857964126, 0.8606526904]]))
     gate = C2 | {"v": tensor([1.0, -1.0, 0.0])}
-    assert_close(ensembled(gate, LOGITS, z_cr, tensor([[60.0, 0.0, 9.0]])), weighted(C2, LOGITS))
+    assert_close(ensembled(gate, LOGITS, z_cr, tensor([[60.0, 0.0, 9.0]])), weighted_logits(C2, LOGITS))
 
 
 def test_the_lesson_on_numbers() -> None:
     """KL between softmax((1.0464, .7268) / 2) and even halves: .003183307; no T^2."""
     teacher, student, y = tensor([[1.0464491032, 0.7267754484]]).double(), torch.zeros(1, 2).double(), tensor([0])
-    soft = float(FEDIC(ld=1.0).lesson(student, teacher, y))
+    soft = float(FEDIC(ld=1.0).distillation_loss(student, teacher, y))
     assert soft == pytest.approx(0.003183307, abs=1e-8)
     hard = float(cross_entropy(student, y))
-    assert float(FEDIC(ld=0.25).lesson(student, teacher, y)) == pytest.approx(0.25 * soft + 0.75 * hard)
+    assert float(FEDIC(ld=0.25).distillation_loss(student, teacher, y)) == pytest.approx(0.25 * soft + 0.75 * hard)
 
 
 def test_a_round_is_rebalancing_then_calibration_then_distillation() -> None:
     """Its parts one after the other, with the same generator."""
     _, server, sent = arrived()
-    site, w_g = server_site(), mean(sent)
-    views = [view(site, model_of(u.payload)) for u in sent]
+    site, w_g = server_site(), mean_of(sent)
+    predictions = [predict(site, model_of(u.payload)) for u in sent]
     adam: dict[str, Any] = {"optimiser": "adam", "lr": 0.001, "weight_decay": 2e-4}
-    w_cr = trained(site, w_g, site.loss, on_server(site, batch_size=8, **adam), 3)
-    z_cr, z, f = view(site, w_cr).logits, torch.stack([v.logits for v in views], 1), mean_features(views)
+    w_cr = train_model(site, w_g, site.loss, on_server(site, batch_size=8, **adam), 3)
+    z_cr, z, f = predict(site, w_cr).logits, torch.stack([v.logits for v in predictions], 1), mean_features(predictions)
     made = after(FEW)
     y = site.data.labels
     order = [torch.randperm(40, generator=site.rng)[:24].split(8)]
@@ -75,7 +75,7 @@ def test_a_round_is_rebalancing_then_calibration_then_distillation() -> None:
         optimiser.step()
     assert_close(dict(made[CALIBRATION]), {name: t.detach() for name, t in c.items()})
     teacher = ensembled(made[CALIBRATION], z, z_cr, f)
-    student = taught(site, w_g, teacher, FEW.lesson, on_server(site, batch_size=16, **adam), 3)
+    student = train_student(site, w_g, teacher, FEW.distillation_loss, on_server(site, batch_size=16, **adam), 3)
     assert same(model_of(made), student)
     assert server.keys() == made.keys()
 
@@ -89,7 +89,7 @@ def test_calibration_and_its_moments_live_on() -> None:
 
 def test_frozen_models_see_d0_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    monkeypatch.setattr(fedic, "view", lambda site, model: seen.append(model) or view(site, model))
+    monkeypatch.setattr(fedic, "predict", lambda site, model: seen.append(model) or predict(site, model))
     after(FEW)
     assert len(seen) == 4  # three clients and w_cr
 
@@ -107,6 +107,6 @@ ON: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ON)
-def test_every_setting_counts(name: str) -> None:
+def test_every_setting_changes_the_result(name: str) -> None:
     assert set(ON) == {field.name for field in fields(FEDIC)}
     assert digest(after(replace(FEW, **{name: ON[name]}))) != digest(after(FEW))

@@ -16,7 +16,7 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from fedskew.core.method import Update, mean, model_of
+from fedskew.core.method import Update, mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
 from fedskew.data.split.chain import make_partition
@@ -24,7 +24,7 @@ from fedskew.experiment.diagnostics import eigenvalue_spread, eigenvalues, featu
 from fedskew.federation.wire import decode
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedmr import BASES, MU1, MU2, FedMR, apart, inter_class, intra_class
+from fedskew.methods.fedmr import BASES, MU1, MU2, FedMR, inter_class, intra_class, mean_distance
 from toys import digits, rounds, same, toy_q, w_of
 
 X = tensor([[1.0, 2, 0], [3, 2.5, 1], [2, 4, 5], [4, 3.5, 2]])
@@ -139,9 +139,9 @@ def test_all_classes_at_once_equal_class_by_class_in_value_and_gradient(form: An
     z = z.relu()
     z[:, 0] = 0  # a dead unit
     z.requires_grad_()
-    once, apart = intra_class(z, y, form), loops(z, y, form)
-    assert_close(once, apart)
-    assert_close(*(torch.autograd.grad(v, z)[0] for v in (once, apart)))
+    once, mean_distance = intra_class(z, y, form), loops(z, y, form)
+    assert_close(once, mean_distance)
+    assert_close(*(torch.autograd.grad(v, z)[0] for v in (once, mean_distance)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -306,7 +306,7 @@ def test_averaging_heads_of_disjoint_classes_turns_a_direction_by_45_degrees() -
     s = math.sqrt(3) / 2
     heads = [[[0.5, -s], [-0.5, s], [0, 0]], [[0.5, s], [0, 0], [-0.5, -s]], [[0, 0], [0, 1.0], [0, -1.0]]]
     updates = [Update({"parameters": Tensors({"head.weight": tensor(h, dtype=torch.float64)})}, 1.0) for h in heads]
-    averaged = mean(updates)["parameters"]["head.weight"][1]
+    averaged = mean_of(updates)["parameters"]["head.weight"][1]
     best = tensor([-s, 0.5], dtype=torch.float64)
     angle = torch.acos(averaged @ best / averaged.norm() / best.norm()).rad2deg()
     assert value(angle) == pytest.approx(45.0, abs=1e-9)
@@ -377,8 +377,8 @@ def test_the_objective_is_eq_5() -> None:
 
 def test_the_margin_free_of_scale_is_eq_4_over_the_mean_distance_of_known_prototypes() -> None:
     """(0,0), (4,0), (0,3): distances 4, 3, 5, mean 4. Features and prototypes twice as large: the same value."""
-    assert_close(apart(G), tensor(4.0))
-    assert apart(G[:1]) == apart(G[:0]) == 1
+    assert_close(mean_distance(G), tensor(4.0))
+    assert mean_distance(G[:1]) == mean_distance(G[:0]) == 1
     raw = FedMR(mu1=0, mu2=0.7, inter_form="paper")
     records, simulation = rounds(digits(raw, split=PCDD), 1)
     site, broadcast = simulation.world.site(1, 1, "train"), records[0].server
@@ -388,7 +388,7 @@ def test_the_margin_free_of_scale_is_eq_4_over_the_mean_distance_of_known_protot
     count[next(c for c in range(10) if c not in y.tolist())] = 0  # one prototype is not known
     some = {GROUP: Tensors(mean=broadcast[GROUP]["mean"], count=count)}
     margins = [m.reshaped(site, some)(site.net, x, y) - loss for m in (raw, replace(raw, inter_form="norm"))]
-    assert_close(margins[1], margins[0] / apart(some[GROUP]["mean"][count > 0]))
+    assert_close(margins[1], margins[0] / mean_distance(some[GROUP]["mean"][count > 0]))
 
 
 def test_only_known_classes_are_rivals_whatever_the_scope() -> None:
@@ -449,7 +449,7 @@ def test_prototypes_are_the_class_means_of_trained_clients_pooled_by_samples() -
     assert_close(records[0].server[GROUP]["mean"], total / count[:, None])
 
 
-def test_a_class_nobody_sent_keeps_its_prototype_and_one_never_sent_stays_unknown() -> None:
+def test_a_class_not_sent_keeps_its_prototype_and_one_never_sent_stays_unknown() -> None:
     """Client 0 trains in the first round, client 1 in the second; the classes of the others stay unknown."""
     records, simulation = rounds(digits(FedMR(), split=PCDD), 2, cohorts=[[0], [1]])
     first, second = (r.server[GROUP] for r in records)
@@ -500,7 +500,7 @@ def test_lite_takes_a_few_samples_of_each_batch_without_replacement(scope: Any) 
     known = g["count"] > 0
     objective = method.reshaped(site, broadcast)
     again = site.rng.clone_state()
-    for _ in range(2):  # anew in each batch
+    for _ in range(2):  # drawn in each batch
         few = torch.randperm(16, generator=again)[:5]
         wide = few if scope == "both" else torch.arange(16)
         intra = intra_class(z[wide], y[wide], "code")
@@ -542,14 +542,14 @@ def test_moon_and_the_margin_see_one_pass_through_the_body() -> None:
     site = world.site(0, 1, "train")
     site.load(broadcast)
     x, y = site.data.take(torch.arange(12))
-    apart = base.objective(site, broadcast, state)(site.net, x, y)
+    mean_distance = base.objective(site, broadcast, state)(site.net, x, y)
     margin = world.method.reshaped(site, broadcast)(site.net, x, y) - cross_entropy(site.net(x), y)
     reshaping = replace(site, loss=world.method.reshaped(site, broadcast))
     assert margin > 0
     together = base.objective(reshaping, broadcast, state)
     passes: list[int] = []
     handle = site.net.body.register_forward_hook(lambda *_: passes.append(1))
-    assert_close(together(site.net, x, y), apart + margin)
+    assert_close(together(site.net, x, y), mean_distance + margin)
     handle.remove()
     assert len(passes) == 1
 

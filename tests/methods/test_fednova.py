@@ -1,4 +1,4 @@
-"""FedNova on Toy Q (see fedavg.py). Batches of 2 and two epochs: client 1 takes 2 steps, client 2 takes 4."""
+"""FedNova on Toy Q (see toys.py). Batches of 2 and two epochs: client 1 takes 2 steps, client 2 takes 4."""
 
 import pytest
 import torch

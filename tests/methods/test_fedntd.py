@@ -13,8 +13,7 @@ from torch.testing import assert_close
 from fedskew.core.training import Training
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedntd import FedNTD, not_true
-from methods.test_fedbabu import state_of
-from methods.test_fedcrc import normed
+from helpers.nets import normed, state_of
 from toys import digits, rounds, same, toy_q, w_of
 
 L, G, Y = tensor([[2.0, 1.0, 0.0]]).double(), tensor([[0.0, 1.0, 3.0]]).double(), tensor([0])

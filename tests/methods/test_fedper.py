@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedskew.methods.fedper import FedPer
-from methods.test_fedbabu import deployed, product, state_of
+from helpers.nets import state_of
+from helpers.product import deployed, product
 from toys import digits, rounds
 
 

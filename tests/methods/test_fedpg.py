@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.testing import assert_close
 
 from fedskew.core.losses import alignment, supervised_contrast
-from fedskew.core.method import Method, Update, mean, model_of
+from fedskew.core.method import Method, Update, mean_of, model_of
 from fedskew.core.net import Net
 from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.settings import UsageError
@@ -28,16 +28,16 @@ from fedskew.methods._shared.generators import (
     GENERATOR,
     KINDS,
     Generator,
-    endless,
+    endless_batches,
+    generator_from,
     nearest_is_own,
-    rebuilt,
     virtual_labels,
     virtual_set,
 )
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedpg import VIRTUAL, FedPG, some_of_each, towards
-from methods.test_fedcrc import normed, received, work
+from fedskew.methods.fedpg import VIRTUAL, FedPG, contrast_to_virtual, some_of_each
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 P_V = tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]).double()  # P'
@@ -91,10 +91,10 @@ def test_own_prototypes_are_means_under_the_trained_model_in_evaluation_mode() -
     wanted = class_means(z, site.data.labels, 10)
     assert_close(update.payload[GROUP]["mean"], wanted["mean"])
     assert torch.equal(update.payload[GROUP]["count"], (wanted["count"] > 0).float())
-    assert (wanted["count"] > 1).any()  # how many is not told
+    assert (wanted["count"] > 1).any()  # the number of samples is not sent
 
 
-def test_of_more_samples_m_make_a_prototype() -> None:
+def test_a_prototype_is_the_mean_of_m_samples() -> None:
     """m = 1: each prototype is the feature of one sample of its class."""
     world = normed(few(m=1))
     update = work(world, 1, 0, received(world), {}).update
@@ -112,7 +112,7 @@ def plane(seed: int) -> Net:
 
 
 def test_global_prototypes_are_the_plain_mean_of_those_received() -> None:
-    """Class 0 from (1, 0) and (3, 2): (2, 1), whatever the clients' sizes; class 1 from (0, 4); class 2 from nobody."""
+    """Class 0 from (1, 0) and (3, 2): (2, 1), whatever the clients' sizes; class 1 from (0, 4); class 2 from none."""
     world = replace(digits(FEW), make_net=partial(plane, 0), classes=3)
     site = world.server_site(0, "train")
     server = world.method.init_server(site)
@@ -189,7 +189,7 @@ def test_adam_forgets_half_of_its_direction_each_step() -> None:
     assert_close(moved, torch.full((10, 12), 0.2), rtol=1e-3, atol=0)
 
 
-def test_a_rate_given_takes_the_preset_s_place() -> None:
+def test_a_given_learning_rate_overrides_the_preset() -> None:
     moved = travelled(Steady(lr=0.5, iterations=1, generator_batch=2))
     assert_close(moved, torch.full((10, 12), 0.5))
 
@@ -210,7 +210,7 @@ def test_before_there_is_a_last_one_a_missing_class_starts_about_the_mean() -> N
     assert_close(drawn[:, 2].std(0), torch.full((2,), math.sqrt(35) / 4), atol=0.08, rtol=0)
 
 
-def test_paper_starts_at_random_and_so_does_robust_when_nobody_sent_anything() -> None:
+def test_paper_starts_at_random_and_so_does_robust_without_prototypes() -> None:
     real, nothing = (Tensors(mean=P.float(), count=count) for count in (KNOWN.float(), torch.zeros(3)))
     for method, given in ((FedPG(preset="paper"), real), (FedPG(start="random"), real), (FedPG(), nothing)):
         drawn = torch.stack([method.started(given, None, seeded(seed)) for seed in range(1000)])
@@ -238,7 +238,7 @@ def test_training_the_generator_leaves_the_global_model_as_it_was_averaged(gen: 
     """Bit for bit, batch-norm statistics too. G and P' move."""
     world = normed(few(gen=gen, iterations=5))
     server, updates = aggregated(world)
-    assert same(model_of(server), mean(updates))
+    assert same(model_of(server), mean_of(updates))
     assert server["buffers"]
     still = small(few(gen=gen, iterations=0))
     untrained, _ = aggregated(replace(still, make_net=world.make_net))
@@ -251,7 +251,7 @@ def test_the_generator_is_trained_against_the_new_global_extractor_which_is_froz
     bodies = []
 
     class Looking(FedPG):
-        def train(self, site: Site, f: Any, G: Generator, virtual: Tensor, P: Tensors) -> None:
+        def train_generator(self, site: Site, f: Any, G: Generator, virtual: Tensor, P: Tensors) -> None:
             bodies.append({f"body.{name}": t.clone() for name, t in f.state_dict().items()})
             assert not f.training
             assert not any(p.requires_grad for p in f.parameters())
@@ -270,7 +270,7 @@ def test_the_virtual_set_is_balanced_within_one_and_made_by_the_generator_it_kee
     assert images.abs().max() <= 1
     values = Tensors(server[GENERATOR])
     seed = int(values.pop("seed"))
-    made = virtual_set(rebuilt(partial(KINDS[gen], (1, 8, 8), 10), values), 3, seed)
+    made = virtual_set(generator_from(partial(KINDS[gen], (1, 8, 8), 10), values), 3, seed)
     assert torch.equal(images, made)
 
 
@@ -291,7 +291,7 @@ def test_robust_makes_images_of_the_prototypes_and_paper_does_not() -> None:
     assert found["paper"] < 0.4
 
 
-def test_the_generator_goes_on_from_round_to_round_with_fresh_noise() -> None:
+def test_the_generator_is_kept_between_rounds_and_its_noise_is_new() -> None:
     """Without training steps its values stay those drawn first; images differ by the noise alone."""
     a, b = (r.server for r in rounds(small(few(iterations=0)), 2)[0])
     assert all(torch.equal(a[GENERATOR][n], b[GENERATOR][n]) for n in a[GENERATOR] if n != "seed")
@@ -354,15 +354,15 @@ def test_virtual_features_are_moved_by_their_own_contrast_alone() -> None:
 def test_equation_11_on_numbers() -> None:
     """tau 2: log(1 + e^-.4) = .513015, log(1 + e^.08) = .733947; positives left out as printed: -.4 and .08."""
     for row, expected in ((0, 0.513015), (1, 0.733947)):
-        value = towards(REAL[row : row + 1], BOTH[row : row + 1], VIRTUALS, BOTH, 2.0)
+        value = contrast_to_virtual(REAL[row : row + 1], BOTH[row : row + 1], VIRTUALS, BOTH, 2.0)
         assert value.item() == pytest.approx(expected, abs=1e-6)
-    both = towards(5 * REAL, BOTH, VIRTUALS, BOTH, 2.0)
+    both = contrast_to_virtual(5 * REAL, BOTH, VIRTUALS, BOTH, 2.0)
     assert both.item() == pytest.approx((0.513015 + 0.733947) / 2, abs=1e-6)
 
 
 def test_in_equation_11_a_sample_without_positives_adds_nothing() -> None:
     z = REAL.clone().requires_grad_()
-    value = towards(z, tensor([0, 2]), VIRTUALS, BOTH, 2.0)
+    value = contrast_to_virtual(z, tensor([0, 2]), VIRTUALS, BOTH, 2.0)
     (grad,) = torch.autograd.grad(value, z)
     assert value.item() == pytest.approx(0.513015 / 2, abs=1e-6)
     assert grad[0].any()
@@ -385,9 +385,9 @@ def test_the_client_s_loss_is_equation_13(changes: dict[str, Any]) -> None:
     images = broadcast[VIRTUAL]["images"]
     if method.pixels:
         images = ((images + 1) / 2 - world.mean[0]) / world.std[0]
-    x_v, y_v = next(endless(images, virtual_labels(10, 3), 8, world.site(1, 1, "train").rng))
+    x_v, y_v = next(endless_batches(images, virtual_labels(10, 3), 8, world.site(1, 1, "train").rng))
     z, z_v, head = site.net.body(x), site.net.body(x_v), site.net.head
-    align = alignment if method.fa == "supcon" else towards
+    align = alignment if method.fa == "supcon" else contrast_to_virtual
     wanted = cross_entropy(head(z), y) + method.lambda_v * cross_entropy(head(z_v), y_v)
     assert_close(loss, wanted + method.lambda_c * align(z, y, z_v, y_v, 0.07))
 
@@ -456,7 +456,7 @@ def test_classes_that_a_round_lacks_start_from_the_last_virtual_prototypes() -> 
 
 
 @pytest.mark.parametrize("preset", ["robust", "paper"])
-def test_classes_that_nobody_ever_has_are_made_all_the_same(preset: str) -> None:
+def test_virtual_images_include_classes_that_no_client_has(preset: str) -> None:
     world = small(few(preset=preset, iterations=3))
     kept = [world.train[c][world.y[world.train[c]] < 6].numpy() for c in range(5)]
     records, _ = rounds(replace(world, train=Ragged.of(kept)), 3)
@@ -494,7 +494,7 @@ def test_both_generators_work_with_a_convolutional_net_and_batch_norm(gen: str) 
     assert all(t.isfinite().all() for ts in records[-1].server.values() for t in ts.values())
 
 
-def test_settings_that_cannot_be_are_mistakes() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(UsageError, match="generator_batch"):
         settle(FedPG, {"generator_batch": 1}, "fedpg")
     with pytest.raises(UsageError, match="expected one of robust, paper"):

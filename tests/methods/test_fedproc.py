@@ -10,12 +10,12 @@ from torch import Tensor, tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.testing import assert_close
 
-from fedskew.core.method import mean, model_of
+from fedskew.core.method import mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedproc import FedProc, prototype_contrast
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 Z, P, Y = tensor([[2.0, 0.0]]).double(), tensor([[1.0, 0.0], [0.0, 3.0]]).double(), tensor([0])
@@ -103,10 +103,10 @@ def test_prototypes_are_class_means_under_each_trained_model_pooled_by_samples()
     records, _ = rounds(world, 1)
     assert_close(records[0].server[GROUP]["mean"], total / count[:, None], rtol=1e-4, atol=1e-5)
     assert torch.equal(records[0].server[GROUP]["count"], count)
-    assert same(model_of(records[0].server), mean(updates))
+    assert same(model_of(records[0].server), mean_of(updates))
 
 
-def test_a_class_nobody_sends_keeps_its_prototype_and_one_never_sent_is_zero() -> None:
+def test_a_class_not_sent_keeps_its_prototype_and_one_never_sent_is_zero() -> None:
     """Clients 0 and 1 of disjoint classes take turns. Client 1 is contrasted with client 0's classes alone."""
     records, simulation = rounds(digits(FedProc(), split=PCDD), 2, cohorts=[[0], [1]])
     plain, _ = rounds(digits(FedAvg(), split=PCDD), 2, cohorts=[[0], [1]])

@@ -18,8 +18,7 @@ from fedskew.federation.simulate.simulation import Simulation
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedproto import FedProto, to_prototype
 from fedskew.methods.local import Local
-from methods.test_fedbabu import state_of
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same
 
 Z, Y = tensor([[1.0, 2.0], [3.0, 4.0]]).double(), tensor([0, 1])
@@ -36,7 +35,7 @@ def test_the_distance_on_numbers() -> None:
 
 
 def test_each_sample_is_drawn_to_the_prototype_of_its_own_class() -> None:
-    """P_0 = (1, 2), P_1 = (3, 0): the first is at home; the second is 4 away, 16 / 4 in the mean square."""
+    """P_0 = (1, 2), P_1 = (3, 0): the first is on its prototype; the second is 4 away, 16 / 4 in the mean square."""
     prototypes = tensor([[1.0, 2.0], [3.0, 0.0]]).double()
     assert to_prototype(Z, Y, prototypes, KNOWN, "mse").item() == 4.0
     assert to_prototype(Z, Y, prototypes, KNOWN, "l2").item() == 2.0
@@ -137,7 +136,7 @@ def test_a_class_the_cohort_does_not_hold_keeps_its_prototype() -> None:
     assert torch.equal(second["count"] > 0, held[0] | held[1])
 
 
-def test_each_client_is_judged_by_its_own_model_and_there_is_no_global_one() -> None:
+def test_each_client_is_evaluated_with_its_own_model_and_there_is_no_global_one() -> None:
     world = digits(FedProto(), count=2)
     simulation = Simulation(world)
     record = list(run(world.method, simulation, world.server_site, 2, lambda round: [0, 1, 2]))[-1]

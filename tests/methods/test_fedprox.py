@@ -1,4 +1,4 @@
-"""FedProx on Toy Q (see fedavg.py): each step's gradient gains mu (w - w_t)."""
+"""FedProx on Toy Q (see toys.py): each step's gradient gains mu (w - w_t)."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_the_term_is_half_mu_of_the_squared_distance() -> None:
     assert proximal(w.items(), {"a": torch.tensor([0.0, 4.0]), "b": torch.tensor(1.0)}) == 9.0
 
 
-def test_a_large_mu_keeps_clients_at_home() -> None:
+def test_a_large_mu_keeps_clients_near_the_global_model() -> None:
     def drift(mu: float) -> float:
         records, _ = rounds(digits(FedProx(mu=mu)), 1)
         start = digits(FedAvg()).initial["parameters"]

@@ -9,8 +9,8 @@ import torch
 
 from fedskew.core.training import Training
 from fedskew.methods.fedrep import FedRep
-from methods.test_fedbabu import deployed, product, state_of
-from methods.test_fedcrc import normed
+from helpers.nets import normed, state_of
+from helpers.product import deployed, product
 from toys import digits, rounds
 
 
@@ -55,7 +55,7 @@ def test_fedrep_heads_follow_their_own_clients() -> None:
 
 
 @pytest.mark.parametrize(("weighting", "b"), [("uniform", 0.0), ("samples", -0.1)])
-def test_fedrep_averages_bodies_uniformly_unless_told(weighting: Literal["uniform", "samples"], b: float) -> None:
+def test_fedrep_averages_bodies_uniformly_by_default(weighting: Literal["uniform", "samples"], b: float) -> None:
     """Targets 1 and -1 on 1 and 3 samples, b 0 (the head does not move): bodies .2 and -.2."""
     records, _ = rounds(product(FedRep(weighting=weighting), targets=(1.0, -1.0), sizes=(1, 3)), 1)
     assert float(records[0].server["parameters"]["body.w"]) == pytest.approx(b, abs=1e-12)

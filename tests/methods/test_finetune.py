@@ -1,4 +1,4 @@
-"""FineTune on Toy Q (see fedavg.py): FedAvg's model, -.335 after a round, then a client's own steps."""
+"""FineTune on Toy Q (see toys.py): FedAvg's model, -.335 after a round, then a client's own steps."""
 
 import pytest
 

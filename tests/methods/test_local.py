@@ -40,7 +40,7 @@ def test_the_first_round_is_fedavgs_client_bit_for_bit() -> None:
     assert same({"parameters": state["parameters"]}, {"parameters": update.payload["parameters"]})
 
 
-def test_there_is_no_global_model_to_judge_and_each_client_is_judged_by_its_own() -> None:
+def test_there_is_no_global_model_and_each_client_is_evaluated_with_its_own() -> None:
     world = digits(Local(), count=2)
     simulation = Simulation(world)
     record = list(run(world.method, simulation, world.server_site, 2, lambda round: [0, 1, 2]))[-1]

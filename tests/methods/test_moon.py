@@ -15,8 +15,7 @@ from fedskew.core.training import Training
 from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.moon import MOON, PREVIOUS, model_contrast
-from methods.test_fedbabu import state_of
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, state_of, work
 from toys import digits, rounds, same, toy_q, w_of
 
 Z, Z_G, Z_PREV = (torch.tensor([z], dtype=torch.float64) for z in ((1.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
@@ -50,7 +49,7 @@ def test_the_contrast_is_the_batch_mean_of_a_two_way_softmax_of_cosines() -> Non
 
 
 def trained_once(world: World, client: int) -> tuple[Payload, Payload]:
-    """(the server's broadcast, the client's state) after a round of everybody."""
+    """(the server's broadcast, the client's state) after a round of all clients."""
     records, simulation = rounds(world, 1)
     return world.method.broadcast(records[0].server), state_of(simulation, client)
 

@@ -13,14 +13,14 @@ from torch.testing import assert_close
 
 from fedskew.core.fit import fit
 from fedskew.core.method import model_of
-from fedskew.methods._shared.distillation import last_linear
-from fedskew.methods.ratioloss import RATIO, RatioLoss, ratios, weighted
-from methods.test_fedddc import alone, arrived, server_site, small  # noqa: F401
+from fedskew.methods._shared.heads import last_linear
+from fedskew.methods.ratioloss import RATIO, RatioLoss, ratios, weighted_cross_entropy
+from helpers.public import arrived, server_site, small
 from toys import rounds, same
 
 
 def test_ratios_on_numbers() -> None:
-    """Weight 0 is class 0's (.5 against .1), weight 1 class 1's (.4 against .1); .19 is over 80 % of .2: nobody's."""
+    """Weight 0 is class 0's (.5 against .1), weight 1 class 1's (.4 against .1); .19 is over 80 % of .2: no class."""
     d = tensor([[0.5, -0.1, 0.2], [-0.1, 0.4, 0.19]])
     assert_close(ratios(d), tensor([5.0, 4.0]))
 
@@ -38,7 +38,7 @@ def test_a_class_without_weights_has_10_and_none_has_more_than_5000() -> None:
     assert ratios(torch.zeros(3, 4)).tolist() == [10.0] * 3
 
 
-def test_a_class_that_only_falls_owns_nothing() -> None:
+def test_a_class_whose_changes_are_all_negative_owns_no_weight() -> None:
     """The largest change is the least negative one: others are larger in size."""
     assert ratios(tensor([[-0.1], [-0.5]])).tolist() == [10.0, 10.0]
 
@@ -47,8 +47,8 @@ def test_the_loss_on_numbers() -> None:
     """R = 5: weight 1.5, and -1.5 log .7 = .535012; the mean is over samples, not over weights."""
     x = tensor([[0.7, 0.3]]).log()
     weight = tensor([1.5, 1.0])
-    assert float(weighted(weight, lambda x: x, x, tensor([0]))) == pytest.approx(0.5350124159)
-    both = weighted(weight, lambda x: x, x.repeat(2, 1), tensor([0, 1]))
+    assert float(weighted_cross_entropy(weight, lambda x: x, x, tensor([0]))) == pytest.approx(0.5350124159)
+    both = weighted_cross_entropy(weight, lambda x: x, x.repeat(2, 1), tensor([0, 1]))
     assert float(both) == pytest.approx((0.5350124159 - math.log(0.3)) / 2)
 
 

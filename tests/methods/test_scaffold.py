@@ -1,4 +1,4 @@
-"""SCAFFOLD on Toy Q (see fedavg.py): f_1' = w - 1, f_2' = 3 (w + 1); clients count the same, so the optimum is -.5."""
+"""SCAFFOLD on Toy Q (see toys.py): f_1' = w - 1, f_2' = 3 (w + 1); clients count the same, so the optimum is -.5."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_a_cohort_moves_the_servers_control_by_its_share_of_the_population() -> 
 
 
 @pytest.mark.parametrize(("division", "c_1"), [("momentum", -0.28 / 0.29), ("steps", -1.4)])
-def test_under_momentum_two_steps_lead_as_far_as_2_9(division: Any, c_1: float) -> None:
+def test_under_momentum_two_steps_move_as_far_as_2_9_plain_ones(division: Any, c_1: float) -> None:
     """Momentum .9: 0 -> .1 -> .1 + .1(.9 + .9) = .28. Two steps along g = -1 would lead to .1(1 + 1.9) = .29."""
     world = toy_q(SCAFFOLD(division=division), training=Training(lr=0.1, steps=2, batch_size=4, momentum=0.9))
     records, simulation = rounds(world, 1, cohorts=[[0]])
@@ -100,7 +100,7 @@ def test_the_servers_control_is_the_mean_of_the_clients() -> None:
         torch.testing.assert_close(c, expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_silent_clients_count_in_the_mean_with_their_old_control() -> None:
+def test_clients_outside_the_cohort_count_in_the_mean_with_their_old_control() -> None:
     records, simulation = rounds(digits(SCAFFOLD()), 3, cohorts=[[0, 1], [1, 3], [0, 3]])
     own = [decode(simulation.store.get(i))["control"] for i in (0, 1, 3)]
     for name, c in records[-1].server["control"].items():
@@ -138,7 +138,7 @@ def test_a_client_that_takes_no_step_keeps_its_control() -> None:
     assert update.payload["control"]["w"] == 0
 
 
-def test_one_control_goes_each_way_and_one_is_kept() -> None:
+def test_one_control_variate_is_sent_each_way_and_one_is_kept() -> None:
     records, simulation = rounds(digits(SCAFFOLD()), 1)
     up, down = records[0].bytes_up, records[0].bytes_down
     assert up["control"] == up["parameters"] == down["control"] == down["parameters"]

@@ -7,20 +7,20 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn, tensor
+from torch import tensor
 from torch.testing import assert_close
 
 from fedskew.core.method import model_of
-from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.evaluation.scores import score
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.simulation import Simulation
+from fedskew.methods._shared.heads import as_trained
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.taunorm import TauNorm, as_trained, normalised
-from methods.test_fedcrc import normed, received
+from fedskew.methods.taunorm import TauNorm, tau_normalise
+from helpers.nets import normed, received, two_layers
 from toys import digits, rounds, same
 
 W = tensor([[3.0, 4.0], [0.0, 1.0]]).double()
@@ -28,18 +28,18 @@ W = tensor([[3.0, 4.0], [0.0, 1.0]]).double()
 
 def test_the_rule_on_numbers() -> None:
     """|(3, 4)| = 5. tau .5: (3, 4) / sqrt 5. The feature (.1, .95): logits (4.1, .95) become (.82, .95)."""
-    assert_close(normalised(W, 1.0), tensor([[0.6, 0.8], [0.0, 1.0]]).double())
-    assert_close(normalised(W, 0.5), tensor([[1.341640786, 1.788854382], [0.0, 1.0]]).double())
-    assert torch.equal(normalised(W, 0.0), W)
+    assert_close(tau_normalise(W, 1.0), tensor([[0.6, 0.8], [0.0, 1.0]]).double())
+    assert_close(tau_normalise(W, 0.5), tensor([[1.341640786, 1.788854382], [0.0, 1.0]]).double())
+    assert torch.equal(tau_normalise(W, 0.0), W)
     feature = tensor([0.1, 0.95]).double()
     assert_close(W @ feature, tensor([4.1, 0.95]).double())
-    assert_close(normalised(W, 1.0) @ feature, tensor([0.82, 0.95]).double())
+    assert_close(tau_normalise(W, 1.0) @ feature, tensor([0.82, 0.95]).double())
     assert (W @ feature).argmax() == 0
-    assert (normalised(W, 1.0) @ feature).argmax() == 1
+    assert (tau_normalise(W, 1.0) @ feature).argmax() == 1
 
 
-def test_a_row_of_zeros_stays_one() -> None:
-    assert_close(normalised(tensor([[0.0, 0.0], [3.0, 4.0]]), 1.0), tensor([[0.0, 0.0], [0.6, 0.8]]))
+def test_a_row_of_zeros_stays_zero() -> None:
+    assert_close(tau_normalise(tensor([[0.0, 0.0], [3.0, 4.0]]), 1.0), tensor([[0.0, 0.0], [0.6, 0.8]]))
 
 
 COHORTS = [[0, 1], [1, 2, 3], [0, 4]]
@@ -116,13 +116,6 @@ def test_a_round_without_updates_leaves_both_classifiers_as_they_were() -> None:
     records, simulation = rounds(digits(TauNorm(tau=0.5)), 1)
     world, server = simulation.world, records[0].server
     assert same(world.method.aggregate(world.server_site(1, "train"), server, iter([])), server)
-
-
-def two_layers(bias: bool) -> Net:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        head = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10, bias=bias))
-        return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), head, 16)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -20,10 +20,10 @@ from fedskew.core.seeding import one_thread
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Tensors
 from fedskew.methods import vhl
-from fedskew.methods._shared.generators import endless, virtual_labels
+from fedskew.methods._shared.generators import endless_batches, virtual_labels
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.vhl import EXTRA, VHL, VIRTUAL, WideHead, noise_set
-from methods.test_fedcrc import normed, received, work
+from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
 SMALL = VHL(n_v=4, virtual_batch=8)
@@ -113,7 +113,7 @@ def test_the_loss_has_twice_the_classes_and_aligns_matched_labels(
     site.net.train()
     x, y = site.data.take(torch.arange(16))
     noise = noise_set(site.data, 10, 4, int(broadcast[VIRTUAL]["seed"]))
-    x_v, y_v = next(endless(noise, virtual_labels(10, 4), 8, site.rng))
+    x_v, y_v = next(endless_batches(noise, virtual_labels(10, 4), 8, site.rng))
     both = site.net.body(torch.cat([x, x_v]))
     logits = torch.cat([site.net.head(both), linear(both, broadcast[EXTRA]["weight"], broadcast[EXTRA]["bias"])], 1)
     wanted = cross_entropy(logits[:16], y) + method.lambda_v * cross_entropy(logits[16:], y_v + 10)
@@ -135,7 +135,7 @@ def test_the_virtual_classes_outputs_are_trained_and_averaged_by_samples() -> No
     assert torch.equal(server[VIRTUAL]["seed"], start[VIRTUAL]["seed"])
 
 
-def test_what_travels_extra_is_the_outputs_and_a_seed() -> None:
+def test_the_extra_payload_is_the_virtual_outputs_and_a_seed() -> None:
     """Of 12 features and 10 classes, to and from 2 clients; D' itself never."""
     ours, _ = rounds(digits(SMALL, hidden="12"), 2, cohorts=[[0, 1]] * 2)
     plain, _ = rounds(digits(FedAvg(), hidden="12"), 2, cohorts=[[0, 1]] * 2)

@@ -16,8 +16,8 @@ from fedskew.models.layers import BatchNorm, ConvPool, Layers, ReluPool, _Phased
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = Layers(fast=False)
 
-# inputs, outputs, padding, batch: every way ConvPool has of computing
-WAYS = {
+# inputs, outputs, padding, batch: one case for each algorithm of ConvPool
+CASES = {
     "native, first layer": (1, 6, 0, 10),
     "native": (6, 16, 0, 10),
     "phased": (1, 6, 0, 20),
@@ -61,11 +61,11 @@ def close(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * float(b.abs().max()) + 1e-7)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", [(12, 12), (13, 12), (12, 15), (17, 13)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
-def test_conv_pool_fast_is_conv_pool_plain(way: str, size: tuple[int, int], layout: str) -> None:
-    inputs, outputs, padding, batch = WAYS[way]
+def test_conv_pool_fast_is_conv_pool_plain(case: str, size: tuple[int, int], layout: str) -> None:
+    inputs, outputs, padding, batch = CASES[case]
     fast, plain = ConvPool(inputs, outputs, padding, Layers()), ConvPool(inputs, outputs, padding, PLAIN)
     plain.load_state_dict(fast.state_dict())
     x = torch.randn(batch, inputs, *size, generator=torch.Generator().manual_seed(0))
@@ -85,16 +85,16 @@ def test_conv_pool_fast_is_conv_pool_plain(way: str, size: tuple[int, int], layo
         torch.testing.assert_close(fast(given), theirs[0])
 
 
-def test_every_way_of_conv_pool_is_taken() -> None:
+def test_each_case_of_conv_pool_uses_the_convolution_meant_for_it() -> None:
     """Which convolution computes: native, phased (stride 2) or torch's (stride 1)."""
     seen: dict[str, set[str]] = {}
-    for way, (inputs, outputs, padding, batch) in WAYS.items():
+    for case, (inputs, outputs, padding, batch) in CASES.items():
         layer = ConvPool(inputs, outputs, padding, Layers())
         with torch.profiler.profile() as profile:
             layer(torch.zeros(batch, inputs, 12, 12))
-        seen[way] = {event.key for event in profile.key_averages()}
-    assert [way for way in WAYS if "aten::_slow_conv2d_forward" in seen[way]] == ["native, first layer", "native"]
-    assert [way for way in WAYS if "_PhasedConvPool" in seen[way]] == ["phased", "phased, colour"]
+        seen[case] = {event.key for event in profile.key_averages()}
+    assert [case for case in CASES if "aten::_slow_conv2d_forward" in seen[case]] == ["native, first layer", "native"]
+    assert [case for case in CASES if "_PhasedConvPool" in seen[case]] == ["phased", "phased, colour"]
 
 
 @pytest.mark.parametrize("padding", [0, 2])
@@ -108,7 +108,7 @@ def test_the_phased_convolution_passes_gradcheck(padding: int, size: tuple[int, 
 
 
 @pytest.mark.parametrize("wanted", range(1, 8))
-def test_only_the_gradients_asked_for_are_computed(wanted: int) -> None:
+def test_any_subset_of_gradients_can_be_computed(wanted: int) -> None:
     tensors = [torch.randn(2, 1, 9, 9), torch.randn(3, 1, 5, 5), torch.randn(3)]
     for i, tensor in enumerate(tensors):
         tensor.requires_grad_(bool(wanted >> i & 1))
@@ -118,7 +118,7 @@ def test_only_the_gradients_asked_for_are_computed(wanted: int) -> None:
     close(ours, torch.autograd.grad(conv_relu_pool(x, weight, bias).square().sum(), leaves))
 
 
-def test_ties_send_the_gradient_where_torch_sends_it() -> None:
+def test_the_gradient_of_a_tie_goes_where_torch_sends_it() -> None:
     """Whole numbers in -1..1 and a kernel of one 1 tie in most pools; every sum is exact, so equality is too."""
     g = torch.Generator().manual_seed(0)
     x = torch.randint(-1, 2, (4, 1, 16, 17), generator=g).float()
@@ -133,7 +133,7 @@ def test_ties_send_the_gradient_where_torch_sends_it() -> None:
     close(ours[2:], theirs[2:])
 
 
-def test_second_derivatives_are_refused_not_wrong() -> None:
+def test_second_derivatives_raise_an_error() -> None:
     x = torch.randn(2, 1, 9, 9, requires_grad=True)
     y = phased(x, torch.randn(3, 1, 5, 5), torch.zeros(3)).square().sum()
     (grad,) = torch.autograd.grad(y, x, create_graph=True)
@@ -143,7 +143,7 @@ def test_second_derivatives_are_refused_not_wrong() -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [(8, 8), (9, 6), (5, 7), (2, 3)])
-def test_relu_after_the_pool_changes_no_bit(memory_format: torch.memory_format, size: tuple[int, int]) -> None:
+def test_relu_after_the_pool_is_bit_identical(memory_format: torch.memory_format, size: tuple[int, int]) -> None:
     x = torch.randint(-2, 3, (3, 16, *size)).float().contiguous(memory_format=memory_format)
     ours, theirs = gradients(ReluPool(Layers()), [x]), gradients(ReluPool(PLAIN), [x])
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -151,7 +151,7 @@ def test_relu_after_the_pool_changes_no_bit(memory_format: torch.memory_format, 
         assert torch.equal(ReluPool(Layers())(x), theirs[0])
 
 
-def test_the_pool_without_gradients_is_torchs() -> None:
+def test_the_pool_without_gradients_equals_torch_s() -> None:
     x = torch.randn(2, 3, 7, 5)
     with torch.inference_mode():
         assert torch.equal(max_pool(x), F.max_pool2d(x, 2))
@@ -165,7 +165,7 @@ def test_batch_norm_of_a_single_value_uses_the_running_statistics() -> None:
     assert (float(norm.running_mean), float(norm.running_var)) == (2.0, 4.0)
 
 
-def test_batch_norm_is_otherwise_torchs() -> None:
+def test_batch_norm_of_several_values_equals_torch_s() -> None:
     ours, theirs = BatchNorm(3), torch.nn.BatchNorm2d(3)
     for x in torch.randn(4, 2, 3, 1, 1):
         assert torch.equal(ours(x), theirs(x))
@@ -173,7 +173,7 @@ def test_batch_norm_is_otherwise_torchs() -> None:
 
 
 @pytest.mark.parametrize("name", ["simple-cnn", "cnn", "cnn4", "resnet8"])
-def test_a_fast_net_trains_in_one_flat_buffer(name: str) -> None:
+def test_a_fast_net_can_train_as_views_of_one_flat_buffer(name: str) -> None:
     """Parameters as views of one buffer, gradients of another: nothing may be cached or replaced."""
     flat, usual = build(name, (3, 16, 16), 4, seed=1), build(name, (3, 16, 16), 4, seed=1)
     size = sum(p.numel() for p in flat.parameters())
@@ -208,7 +208,7 @@ def test_wide_convolutions_are_channels_last_and_narrow_ones_are_not() -> None:
     assert formats("cnn", False) == {False}
 
 
-def test_a_net_put_into_channels_last_by_hand_still_computes() -> None:
+def test_a_net_put_into_channels_last_by_the_user_computes_the_same() -> None:
     net = build("simple-cnn", (1, 16, 16), 3, seed=0)
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     plain = build("simple-cnn", (1, 16, 16), 3, seed=0, fast=False)

@@ -1,4 +1,4 @@
-"""Nets: parameter counts as published, shapes, seeds, options, and the mistakes a user can make."""
+"""Nets: parameter counts as published, shapes, seeds, options and errors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_fast_and_plain_agree_in_values_gradients_and_state(name: str, options: 
 
 
 @pytest.mark.parametrize(("name", "options", "shape"), CHEAP)
-def test_the_seed_alone_decides_the_values(name: str, options: Any, shape: Any) -> None:
+def test_the_initial_parameters_depend_on_the_seed_alone(name: str, options: Any, shape: Any) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = make(name, options, shape)
@@ -198,7 +198,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ),
     ],
 )
-def test_big_nets_compute_what_their_papers_draw(
+def test_large_nets_have_the_operations_of_their_papers(
     name: str, options: Any, shape: Any, expected: dict[str, int], last: tuple[int, ...]
 ) -> None:
     with torch.device("meta"), torch.no_grad():
@@ -218,7 +218,7 @@ def test_features_are_rectified_except_after_a_projection() -> None:
     assert (build("simple-cnn", MNIST, 10, seed=0).body(x) < 0).float().mean() > 0.3
 
 
-def test_resnet8_convolutions_start_normal_with_variance_2_over_fan_out() -> None:
+def test_resnet8_convolutions_are_initialised_normal_with_variance_2_over_fan_out() -> None:
     """The widest convolution has 3 * 3 * 256 outputs per input: standard deviation sqrt(2 / 2304) = 0.02946."""
     net = build("resnet8", CIFAR, 10, seed=0)
     widest = max((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), key=lambda c: c.weight.numel())
@@ -227,7 +227,7 @@ def test_resnet8_convolutions_start_normal_with_variance_2_over_fan_out() -> Non
     assert float(widest.weight.detach().abs().max()) > 4 * 0.02946
 
 
-def test_other_nets_start_as_torch_does() -> None:
+def test_other_nets_are_initialised_as_torch_does() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         first = nn.Conv2d(1, 32, 5, padding=2)
@@ -264,7 +264,7 @@ def test_cnn4_uses_the_batch_statistics_even_in_evaluation() -> None:
     assert torch.allclose(tracking(x)[:1], tracking(x[:1]), atol=1e-4)
 
 
-def test_wrn_keeps_fedmr_details() -> None:
+def test_wrn_has_the_dropout_and_momentum_of_fedmr() -> None:
     """Dropout .3 in each of its 12 blocks; the last norm's momentum is .9."""
     with torch.device("meta"):
         net = build("wrn28-10", CIFAR, 100, seed=0)
@@ -284,30 +284,33 @@ def test_convnet5_head_has_two_layers() -> None:
         (("resnet18", CIFAR, {"projecton": True}), "did you mean 'projection'?"),
         (("resnet18", CIFAR, {"stem": "vgg"}), "expected one of cifar, imagenet"),
         (("resnet18", CIFAR, {"norm": "layer"}), "unknown norm 'layer'"),
-        (("cnn", MNIST, {"norm": "group"}), "cnn has no normalisation layers"),
-        (("simple-cnn", (3, 16, 15), {}), "simple-cnn needs images of at least 16x16, got 16x15"),
-        (("cnn", (3, 3, 9), {}), "cnn needs images of at least 4x4, got 3x9"),
-        (("cnn", (1, 15, 15), {"padding": False}), "cnn needs images of at least 16x16"),
-        (("cnn4", (1, 15, 15), {}), "cnn4 needs images of at least 16x16"),
-        (("convnet5", (1, 15, 15), {}), "convnet5 needs images of at least 16x16"),
-        (("resnet18", (20,), {}), "takes images (channels, height, width), got shape (20,); mlp takes any shape"),
-        (("mlp", (), {}), "mlp takes any shape"),
-        (("mlp", (4,), {"hidden": "20-x"}), "'20-x' is not a list of widths"),
-        (("mlp", (4,), {"hidden": (20, 0)}), "widths must be positive"),
-        (("cnn", MNIST, {"channels": ""}), "channels needs one width at least"),
-        (("wrn28-10", CIFAR, {"depth": 17}), "depth must be 6n + 4"),
+        (
+            ("cnn", MNIST, {"norm": "group"}),
+            "norm=group is invalid: expected default or none, as cnn has no normalisation layers",
+        ),
+        (("simple-cnn", (3, 16, 15), {}), "simple-cnn is invalid for images of 16x15: expected at least 16x16"),
+        (("cnn", (3, 3, 9), {}), "cnn is invalid for images of 3x9: expected at least 4x4"),
+        (("cnn", (1, 15, 15), {"padding": False}), "cnn is invalid for images of 15x15: expected at least 16x16"),
+        (("cnn4", (1, 15, 15), {}), "cnn4 is invalid for images of 15x15: expected at least 16x16"),
+        (("convnet5", (1, 15, 15), {}), "convnet5 is invalid for images of 15x15: expected at least 16x16"),
+        (("resnet18", (20,), {}), "shape (20,): expected images (channels, height, width); mlp takes any shape"),
+        (("mlp", (), {}), "mlp is invalid for shape (): expected"),
+        (("mlp", (4,), {"hidden": "20-x"}), "'20-x' is invalid: expected widths"),
+        (("mlp", (4,), {"hidden": (20, 0)}), "widths (20, 0) are invalid: expected 1 or more"),
+        (("cnn", MNIST, {"channels": ""}), "channels='' is invalid: expected one width or more"),
+        (("wrn28-10", CIFAR, {"depth": 17}), "depth=17 is invalid: expected 6n + 4"),
         (("resnet8", CIFAR, {"width": 5}), "multiple of 2"),
     ],
 )
-def test_mistakes_say_what_would_do(call: Any, words: str) -> None:
+def test_an_error_says_what_is_expected(call: Any, words: str) -> None:
     name, shape, options = call
     with pytest.raises(UsageError) as caught:
         build(name, shape, 10, seed=0, **options)
     assert words in str(caught.value)
 
 
-def test_no_classes_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="at least one class"):
+def test_zero_classes_are_an_error() -> None:
+    with pytest.raises(UsageError, match="classes=0 is invalid: expected at least one class"):
         build("mlp", (4,), 0, seed=0)
 
 
@@ -339,7 +342,7 @@ def test_the_listing_has_every_net_with_its_size() -> None:
     assert all({"for", "input", "features", "parameters"} <= row.keys() for row in rows.values())
 
 
-class Users(nn.Module):
+class UserNet(nn.Module):
     """A user's own net, with its last layer inside a Sequential."""
 
     def __init__(self) -> None:
@@ -352,8 +355,8 @@ class Users(nn.Module):
         return out
 
 
-def test_wrap_cuts_a_users_net_at_the_named_layer_and_leaves_it_whole() -> None:
-    users = Users()
+def test_wrap_splits_a_copy_of_a_user_s_net_at_the_named_layer() -> None:
+    users = UserNet()
     before = copy.deepcopy(users.state_dict())
     net = wrap(users, "classifier.3")
     x = torch.randn(2, 2, 3)
@@ -368,7 +371,7 @@ def test_wrap_cuts_a_users_net_at_the_named_layer_and_leaves_it_whole() -> None:
 
 
 def test_wrap_takes_a_head_of_several_layers() -> None:
-    users = Users()
+    users = UserNet()
     net = wrap(users, "classifier")
     x = torch.randn(2, 6)
     assert net.features == 5
@@ -379,4 +382,4 @@ def test_wrap_takes_a_head_of_several_layers() -> None:
 @pytest.mark.parametrize("head", ["fc", "classifier.9", "classifier.2", "", "stem.weight", "classifier."])
 def test_wrap_with_a_wrong_name_lists_the_linear_layers(head: str) -> None:
     with pytest.raises(UsageError, match=r"Linear layers: stem, classifier\.1, classifier\.3"):
-        wrap(Users(), head)
+        wrap(UserNet(), head)

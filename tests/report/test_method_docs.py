@@ -1,4 +1,4 @@
-"""The list of methods: bytes from shapes, words from the files, and a page that is never stale."""
+"""The list of methods: costs in bytes, texts from the declarations, and a page in docs that is up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedskew.methods.taunorm import TauNorm
 from fedskew.models import build
 from fedskew.report.method_docs import CLASSES, MODEL, SHAPE, details, entry, fedavg, page
 
-CONTROLS = {"local", "central"}
 net: Any = build(MODEL, SHAPE, CLASSES, seed=0)
 WEIGHTS = 4 * sum(p.numel() for p in net.parameters())
 HEAD = 4 * sum(p.numel() for p in net.head.parameters())
@@ -51,31 +50,41 @@ def test_costs_beyond_fedavg_are_those_of_the_equations(name: str, down: int, up
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_every_method_names_its_paper_and_whose_each_default_is(name: str) -> None:
+def test_every_entry_has_a_summary_settings_with_sources_and_models(name: str) -> None:
     one = entry(name)
-    assert bool(one.reference) == (name not in CONTROLS)
-    assert [setting for setting, (_, whose) in one.settings.items() if not whose] == []
+    assert one.summary.endswith(".")
+    assert one.text
+    assert [key for key, setting in one.settings.items() if not (setting.help and setting.source)] == []
     assert one.models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if kind.quick])
+def test_the_quick_settings_leave_the_costs_as_they_are(name: str) -> None:
+    """On a small net and small images, where the default number of server steps is affordable."""
+    kind, setup = REGISTRY[name], ("mlp", (1, 4, 4), 3)
+    assert measure_costs(kind(), *setup) == measure_costs(kind(**kind.quick), *setup)
 
 
 @pytest.mark.parametrize(
     ("name", "models"),
     [("fedavg", "global"), ("ditto", "global + personal"), ("fedper", "personal"), ("fedcrc", "global + personal")],
 )
-def test_tells_which_models_a_method_gives(name: str, models: str) -> None:
+def test_lists_which_models_a_method_gives(name: str, models: str) -> None:
     assert entry(name).models == models
 
 
-def test_shows_one_method_in_full() -> None:
+def test_details_show_title_settings_and_client_state() -> None:
     text = "\n".join(details(entry("moon")))
     assert "MOON: Model-Contrastive Federated Learning." in text
-    assert "tau = 0.5   the original's" in text
+    assert "Li, He, Song. CVPR 2021. arXiv:2103.16257" in text
+    assert "  tau = 0.5   Temperature of the contrastive loss.\n    default: the paper" in text
     assert f"A client keeps previous: {WEIGHTS:,}".replace(",", " ") in text
 
 
-def test_the_page_in_docs_is_the_one_made_from_the_methods() -> None:
+def test_the_page_in_docs_is_up_to_date() -> None:
     made = Path(__file__).parents[2] / "docs" / "methods.md"
-    assert made.read_text() == page(), "docs/methods.md is stale: make docs"
+    assert made.read_text() == page(), "docs/methods.md is out of date: run make docs"
 
 
 def test_the_costs_follow_from_the_model() -> None:

@@ -1,3 +1,5 @@
+"""A comparison runs every method with every seed, resumes, and summarises."""
+
 import csv
 import json
 from dataclasses import replace
@@ -8,8 +10,11 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.experiment.config import Experiment, method_of
+from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
-from fedskew.studies.compare import carry_out, summarise, write
+from fedskew.studies.compare import Compared, run_methods, summarise, write
+from fedskew.studies.execution import Outcome, execute
+from helpers.records import a_record, a_result
 
 BASE = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp", rounds=2)
 
@@ -29,61 +34,71 @@ def test_a_method_may_be_named_with_its_settings() -> None:
 
 def test_every_method_sees_the_same_clients_and_cohorts(tmp_path: Path) -> None:
     base = replace(BASE, clients_per_round=2, rounds=3)
-    rows = carry_out(base, ["fedavg", "fedprox"], [0, 1], tmp_path, quiet)
-    assert [(row["seed"], row["method"]) for row in rows] == [
+    runs = run_methods(base, ["fedavg", "fedprox"], [0, 1], tmp_path, quiet)
+    assert [(run.seed, run.method) for run in runs] == [
         (0, "fedavg"),
         (0, "fedprox"),
         (1, "fedavg"),
         (1, "fedprox"),
     ]
-    cohorts = [[r["cohort"] for r in row["records"]] for row in rows]
+    cohorts = [[r.cohort for r in run.outcome.records] for run in runs]
     assert cohorts[0] == cohorts[1] != cohorts[2] == cohorts[3]
 
 
 def test_two_settings_of_one_method_are_two_lines(tmp_path: Path) -> None:
-    rows = carry_out(BASE, ["fedprox:mu=0", "fedprox:mu=5"], [0], tmp_path, quiet)
-    lines = summarise(rows, None)
+    runs = run_methods(BASE, ["fedprox:mu=0", "fedprox:mu=5"], [0], tmp_path, quiet)
+    lines = summarise(runs, None)
     assert [(line["method"], line["seeds"]) for line in lines] == [("fedprox:mu=0", 1), ("fedprox:mu=5", 1)]
     assert lines[0]["global"] != lines[1]["global"]
 
 
-def test_what_is_done_is_not_done_again_and_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
-    first = carry_out(BASE, ["fedavg"], [0], tmp_path, quiet)
+def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(tmp_path: Path) -> None:
+    first = run_methods(BASE, ["fedavg"], [0], tmp_path, quiet)
     seen: list[int] = []
-    again = carry_out(BASE, ["fedavg"], [0], tmp_path, lambda text, seed, run, record: seen.append(record.round))
+    again = run_methods(BASE, ["fedavg"], [0], tmp_path, lambda text, seed, run, record: seen.append(record.round))
     assert seen == []
-    assert again[0]["digest"] == first[0]["digest"]
+    assert again[0].outcome == first[0].outcome
     with pytest.raises(UsageError, match="other settings"):
-        carry_out(replace(BASE, rounds=3), ["fedavg"], [0], tmp_path, quiet)
+        run_methods(replace(BASE, rounds=3), ["fedavg"], [0], tmp_path, quiet)
 
 
-def test_figures_are_means_and_spreads_over_seeds(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed_even_if_its_last_record_is_torn(tmp_path: Path) -> None:
+    """Killed in round 2 while it wrote the record: round 1 stays, and the result is that of a whole run."""
+    steps = iter(Run(BASE, out=tmp_path / "run", checkpoint_every=1))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    with (tmp_path / "run" / "records.jsonl").open("a") as file:
+        file.write('{"round": 1, "met')
+    seen: list[int] = []
+    outcome = execute(BASE, tmp_path / "run", lambda run, record: seen.append(record.round))
+    assert seen == [1]
+    assert outcome.result.digest == execute(BASE, None).result.digest
+
+
+def test_figures_are_means_and_standard_deviations_over_seeds(tmp_path: Path) -> None:
     """Accuracies .6 and .8: mean .7, standard deviation of two .1414; a target of .7 is reached by one seed only."""
 
-    def row(seed: int, accuracy: float) -> dict[str, Any]:
-        metrics = {"global": {"accuracy": accuracy}, "clients": None, "new": None}
-        record = {"round": 0, "bytes_up": {"p": 3}, "bytes_down": {"p": 4}, "metrics": metrics}
-        costs = {"bytes_up": 3, "bytes_down": 4, "client_seconds": 1.0, "server_seconds": 0.5, "rounds": 1}
-        what = {"method": "fedavg", "seed": seed, "accuracy": accuracy, "digest": "d"}
-        return {**what, "failed": "", "metrics": metrics, "records": [record], **costs}
+    def run_of(seed: int, accuracy: float) -> Compared:
+        record = a_record(0, accuracy, bytes_up={"p": 3}, bytes_down={"p": 4})
+        return Compared("fedavg", seed, Outcome(a_result(accuracy, bytes_up=3, bytes_down=4), [record]))
 
-    rows = [row(0, 0.6), row(1, 0.8)]
-    (line,) = summarise(rows, target=0.7)
+    runs = [run_of(0, 0.6), run_of(1, 0.8)]
+    (line,) = summarise(runs, target=0.7)
     assert line["global"] == pytest.approx(0.7)
     assert line["global_std"] == pytest.approx(0.1414, abs=1e-4)
     assert line["personal"] is None
     assert line["rounds_to_target"] is None
-    assert summarise(rows, target=0.5)[0]["rounds_to_target"] == 1
-    write(tmp_path, BASE, rows, [line])
+    assert summarise(runs, target=0.5)[0]["rounds_to_target"] == 1
+    write(tmp_path, BASE, runs, [line])
     assert json.loads((tmp_path / "compare.json").read_text())["methods"][0]["seeds"] == 2
     assert next(csv.DictReader((tmp_path / "compare.csv").open()))["method"] == "fedavg"
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    """A learning rate of 1e30 leaves nothing finite: FedAvg fails, a client that trains alone on it does too."""
+def test_a_failed_run_is_reported_and_the_others_are_run(tmp_path: Path) -> None:
+    """With a learning rate of 1e30 no update is finite, so both methods lose their quorum."""
     base = replace(BASE, training=replace(BASE.training, lr=1e30))
-    rows = carry_out(base, ["fedavg", "fedavgm"], [0], tmp_path, quiet)
-    assert [bool(row["failed"]) for row in rows] == [True, True]
-    lines = summarise(rows, target=0.5)
+    runs = run_methods(base, ["fedavg", "fedavgm"], [0], tmp_path, quiet)
+    assert [bool(run.outcome.failed) for run in runs] == [True, True]
+    lines = summarise(runs, target=0.5)
     assert [(line["seeds"], line["failed"], line["global"]) for line in lines] == [(0, 1, None), (0, 1, None)]
-    write(tmp_path, base, rows, lines)
+    write(tmp_path, base, runs, lines)

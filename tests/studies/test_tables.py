@@ -1,8 +1,7 @@
-"""Published tables: every recipe loads, a table runs what is missing, and a verdict says what it should."""
+"""Published tables: every recipe loads, a table runs what is not finished, and verdicts follow their rules."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,48 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.cli.tables import SCALES, lines, markdown, overview, sentences
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.sources.catalogue import SOURCES, Source
 from fedskew.data.split.chain import make_partition
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.result import Diagnostics
+from fedskew.experiment.run_directory import read_run
 from fedskew.models import build
-from fedskew.studies.tables.recipe import HOME, Recipe, load_recipe, names
-from fedskew.studies.tables.running import Cell, Work, carry_out, cells, judged, measured, plan, summary
+from fedskew.studies.execution import Outcome, execute
+from fedskew.studies.tables.finished import read_tables
+from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
+from fedskew.studies.tables.running import plan, run_table
+from fedskew.studies.tables.verdicts import Cell, RowVerdict, cells, measured, with_verdicts
+from helpers.records import a_record, a_result
+from recipes import SMALL
 
-SMALL = """
-title = "A small table, in %"
-source = "ourselves"
-tolerance = 5.0
-seeds = [0, 1]
-proposed = "FedProx"
-[columns]
-FedAvg = "fedavg"
-FedProx = "fedprox:mu=0.1"
-Own = { method = "finetune", figure = "personal" }
-Same = { method = "finetune", figure = "global" }
-[settings]
-rounds = 2
-model = "mlp:hidden=16"
-training.lr = 0.2
-[rows.skewed]
-split = "dirichlet:alpha=0.5,clients=4"
-paper = [60.0, 70.0, nan, 60]
-[rows.mean]
-mean_over = [{ split = "iid:clients=4" }, { split = "pcdd:clients=5,classes=2" }]
-options."*" = { mu = 0.2 }
-options.Own = { epochs = 2 }
-paper = [60.0, 70.0, 90.0, 60.0]
-[reduced]
-what = "fewer samples, one seed."
-minutes = 1
-rows = ["skewed"]
-seeds = [0]
-cut = "sample:keep=600"
-options.FedProx = { mu = 0.3 }
-[reduced.settings]
-rounds = 1
-"""
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.fixture
@@ -74,11 +47,11 @@ def quiet(*_: Any) -> None:
 def test_there_is_a_recipe_for_every_table_of_the_five_papers() -> None:
     tables = {"fedcd": 4, "fedddc": 5, "fedpg": 3, "fedmr": 8, "fedcrc": 3}
     assert names() == sorted(f"{paper}-table{i + 1}" for paper, count in tables.items() for i in range(count))
-    assert (Path(__file__).parents[2] / "experiments" / "tables").resolve() == HOME  # one home, two ways to it
+    assert (Path(__file__).parents[2] / "experiments" / "tables").resolve() == HOME  # the same folder, by a link
 
 
 def each_row(recipe: Recipe) -> Iterator[tuple[Experiment, Source]]:
-    """An experiment of every row at both scales, with its data set; ISIC2019 is the user's own."""
+    """An experiment of every row at both scales, with its data set; ISIC2019 is not a named one."""
     for scale in SCALES:
         for row in recipe.chosen(scale, "rows", []):
             (experiment, *_) = recipe.experiments(row, recipe.baseline, 0, scale)
@@ -100,7 +73,7 @@ def test_every_recipe_builds_all_its_experiments_and_nets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_recipe_s_splits_can_be_dealt(name: str) -> None:
+def test_every_recipe_s_splits_can_be_made(name: str) -> None:
     for experiment, source in each_row(load_recipe(name)):
         if source.train:
             pooled = experiment.holdout.pool == "all"
@@ -108,7 +81,7 @@ def test_every_recipe_s_splits_can_be_dealt(name: str) -> None:
             make_partition(experiment.split, np.repeat(np.arange(len(counts)), counts), seed=0)
 
 
-def test_a_recipe_says_the_paper_s_values_and_settings() -> None:
+def test_a_recipe_has_the_paper_s_values_and_settings() -> None:
     recipe = load_recipe("fedcrc-table1")
     assert recipe.paper("CIFAR10 .1", "FedCRC-Per") == 79.40
     (experiment,) = recipe.experiments("CIFAR10 .1", "FedProx", 2, "paper")
@@ -156,19 +129,19 @@ BROKEN = [
     ("rounds = 2", "rounds = 0", "rounds=0"),
     ("minutes = 1", "", "reduced. of table small needs minutes"),
     ('figure = "personal" }', 'figur = "personal" }', "did you mean 'figure'"),
-    ('options."*" = { mu = 0.2 }\noptions.Own = { epochs = 2 }', "options = 3", "options=3 will not do"),
+    ('options."*" = { mu = 0.2 }\noptions.Own = { epochs = 2 }', "options = 3", "options=3 .*: expected "),
     ('title = "A small table, in %"', "", "needs title"),
     ("[columns]", "[columns", "not valid TOML"),
 ]
 
 
 @pytest.mark.parametrize(("old", "new", "sentence"), BROKEN)
-def test_a_recipe_with_a_mistake_is_one_sentence(small: Path, old: str, new: str, sentence: str) -> None:
+def test_a_mistake_in_a_recipe_is_one_sentence(small: Path, old: str, new: str, sentence: str) -> None:
     assert SMALL.count(old) == 1
     small.write_text(SMALL.replace(old, new))
-    with pytest.raises(UsageError, match=sentence) as told:
+    with pytest.raises(UsageError, match=sentence) as error:
         load_recipe(str(small))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_table_without_columns_or_rows_is_a_mistake(small: Path) -> None:
@@ -176,117 +149,119 @@ def test_a_table_without_columns_or_rows_is_a_mistake(small: Path) -> None:
         'rows = ["skewed"]', "rows = []"
     )
     small.write_text(text + "\n[rows]\n")
-    with pytest.raises(UsageError, match="one entry each"):
+    with pytest.raises(UsageError, match="at least one entry each"):
         load_recipe(str(small))
 
 
-# --- carrying it out
+# --- running a table
 
 
-def test_a_table_runs_what_is_missing_and_nothing_twice(small: Path, tmp_path: Path) -> None:
+def test_a_table_runs_what_is_not_finished_and_nothing_twice(small: Path, tmp_path: Path) -> None:
     recipe = load_recipe(str(small))
     works = plan(recipe, "reduced", [], [], [], tmp_path)
     assert [(w.row, w.column, w.seed) for w in works] == [("skewed", c, 0) for c in recipe.columns]
     assert works[2].path == works[3].path  # two figures of one run
     rounds: list[str] = []
-    first = list(carry_out(works, lambda work, run, record: rounds.append(work.column)))
+    first = list(run_table(works, lambda work, run, record: rounds.append(work.column)))
     assert rounds == ["FedAvg", "FedProx", "Own"]
-    again = list(carry_out(works, lambda *_: rounds.append("again")))
+    again = list(run_table(works, lambda *_: rounds.append("again")))
     assert "again" not in rounds
-    assert [row["digest"] for _, row in first] == [row["digest"] for _, row in again]
+    assert [outcome for _, outcome in first] == [outcome for _, outcome in again]
 
 
-def test_a_run_that_was_cut_off_is_taken_up(small: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed(small: Path, tmp_path: Path) -> None:
     works = plan(load_recipe(str(small)), "paper", ["skewed"], ["FedAvg"], [3], tmp_path)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(carry_out(works, stop))
+        list(run_table(works, stop))
     seen: list[int] = []
-    list(carry_out(works, lambda work, run, record: seen.append(record.round)))
+    list(run_table(works, lambda work, run, record: seen.append(record.round)))
     assert seen == [1]
 
 
 def test_a_changed_recipe_does_not_use_old_results(small: Path, tmp_path: Path) -> None:
     old = plan(load_recipe(str(small)), "reduced", [], ["FedAvg"], [], tmp_path)
-    list(carry_out(old, quiet))
+    list(run_table(old, quiet))
     small.write_text(SMALL.replace("training.lr = 0.2", "training.lr = 0.1"))
     new = plan(load_recipe(str(small)), "reduced", [], ["FedAvg"], [], tmp_path)
-    assert old[0].done() is not None
-    assert new[0].done() is None
-    forged = replace(new[0], path=old[0].path)
+    assert old[0].finished
+    assert not new[0].finished
     with pytest.raises(UsageError, match="other settings"):
-        forged.done()
+        execute(new[0].experiment, old[0].path)
 
 
-def test_data_that_are_not_there_leave_out_their_row_only(small: Path, tmp_path: Path) -> None:
+def test_a_table_on_a_user_s_own_file_is_read_again(small: Path, tmp_path: Path) -> None:
+    """settings.toml has the data's path as in the recipe, so the finished run is recognised and can be repeated."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 120)
+    np.savez(tmp_path / "own.npz", x_train=rng.normal(size=(120, 4)).astype(np.float32) + y[:, None], y_train=y)
+    text = SMALL.replace("rounds = 2", f'rounds = 2\ndata = "{tmp_path / "own.npz"}"').replace("keep=600", "keep=60")
+    small.write_text(text)
+    works = plan(load_recipe(str(small)), "reduced", [], ["FedAvg"], [], tmp_path / "runs")
+    first = list(run_table(works, quiet))
+    assert read_run(works[0].path).experiment == works[0].experiment
+    assert list(run_table(works, quiet)) == first
+
+
+def test_a_missing_data_set_leaves_out_only_its_row(small: Path, tmp_path: Path) -> None:
     small.write_text(
         SMALL.replace("[rows.skewed]", '[rows.skewed]\ndata = "svhn"').replace('rows = ["skewed"]', "rows = []")
     )
     recipe = load_recipe(str(small))
     works = plan(recipe, "reduced", [], ["FedAvg"], [], tmp_path)
-    found = list(carry_out(works, quiet, data_dir=tmp_path / "nothing"))
+    found = list(run_table(works, quiet, data_dir=tmp_path / "nothing"))
     made = cells(recipe, found)
     assert [(cell.row, cell.absent, cell.ours is None) for cell in made] == [
         ("skewed", True, True),
         ("mean", False, False),
     ]
-    assert judged(recipe, made, "paper")[0][0].verdict == "no data"
+    assert with_verdicts(recipe, made, "paper")[0][0].verdict == "no data"
 
 
-def test_a_run_that_diverges_is_shown_as_such_and_is_behind_the_others(small: Path, tmp_path: Path) -> None:
+def test_a_run_that_diverges_is_marked_and_ranks_behind_the_others(small: Path, tmp_path: Path) -> None:
     """In the paper FedProx (70) is ten points above FedAvg (60); ours diverges, so that order is lost."""
     small.write_text(SMALL.replace('FedAvg = "fedavg"', 'FedAvg = "fedavg"\n"Too far" = "fedavgm:server_lr=1e30"'))
     small.write_text(small.read_text().replace("paper = [60.0,", "paper = [60.0, 70.0,"))
     small.write_text(small.read_text().replace("rounds = 1", "rounds = 3"))
     recipe = load_recipe(str(small))
     works = plan(recipe, "reduced", [], ["FedAvg", "Too far"], [], tmp_path)
-    made = cells(recipe, list(carry_out(works, quiet)))
-    verdicts, rows = judged(recipe, made, "reduced")
+    made = cells(recipe, list(run_table(works, quiet)))
+    verdicts, rows = with_verdicts(recipe, made, "reduced")
     assert verdicts[1].verdict == "diverged"
     assert "usable update" in verdicts[1].failed
-    assert (rows["skewed"]["pairs"], rows["skewed"]["kept"]) == (1, 0)
+    assert (rows["skewed"].pairs, rows["skewed"].kept) == (1, 0)
 
 
 def test_a_cell_is_the_mean_over_settings_then_over_seeds(small: Path) -> None:
     """Seed 0 has 10 and 20 %, seed 1 has 30 and 40 %: 15 and 35, mean 25, standard deviation sqrt(200) = 14.14."""
     recipe = load_recipe(str(small))
     works = plan(recipe, "paper", ["mean"], ["FedAvg"], [], Path("nowhere"))
-    results = [(w, row_of(0.1 * (i + 1))) for i, w in enumerate(works)]
+    results = [(w, outcome_of(0.1 * (i + 1))) for i, w in enumerate(works)]
     (cell,) = cells(recipe, results)
     assert cell.ours == pytest.approx(25)
     assert cell.spread == pytest.approx(math.sqrt(200))
     assert cell.seeds == (0, 1)
-    failed = [*results[:-1], (works[-1], {**row_of(0.4), "failed": "it diverged"})]
+    failed = [*results[:-1], (works[-1], replace(outcome_of(0.4), failed="it diverged"))]
     (cell,) = cells(recipe, failed)
     assert (cell.ours, cell.failed) == (None, "it diverged")
 
 
-def row_of(accuracy: float, curve: tuple[float, ...] = ()) -> dict[str, Any]:
-    records = [
-        {
-            "round": i,
-            "metrics": {"global": {"accuracy": a}},
-            "bytes_up": {"p": 4_000_000},
-            "bytes_down": {},
-            "trained": [0, 1],
-        }
-        for i, a in enumerate(curve or (accuracy,))
-    ]
-    drift = {"eigenvalue_spread": 7.0, "head_distance": None}
-    ends = {"metrics": {"global": {"accuracy": accuracy}}, "seconds": 6.0, "diagnostics": drift}
-    return {**ends, "failed": "", "records": records}
+def outcome_of(accuracy: float, curve: tuple[float, ...] = ()) -> Outcome:
+    records = [a_record(i, a, bytes_up={"p": 4_000_000}, trained=[0, 1]) for i, a in enumerate(curve or (accuracy,))]
+    drift = Diagnostics(eigenvalue_spread=7.0, head_distance=None, clients=2)
+    return Outcome(a_result(accuracy, seconds=6.0, diagnostics=drift), records)
 
 
-def test_every_figure_is_read_from_where_it_stands() -> None:
-    """Rounds to .5, .7, .6; the baseline ends with .65, so round 2; 4 MB of two clients: half a million each."""
-    row, base = row_of(0.6, (0.5, 0.7, 0.6)), row_of(0.65)
+def test_every_figure_is_measured_in_its_unit() -> None:
+    """.5, .7, .6 by round, the baseline ends with .65: reached in round 2. 4 MB of two clients: half a million each."""
+    row, base = outcome_of(0.6, (0.5, 0.7, 0.6)), outcome_of(0.65)
     assert measured("global", row, None) == pytest.approx(60)
     assert measured("personal", row, None) is None
     assert measured("rounds_to_baseline", row, base) == 2
-    assert measured("rounds_to_baseline", row_of(0.6), base) is None
+    assert measured("rounds_to_baseline", outcome_of(0.6), base) is None
     assert measured("rounds_to_baseline", row, None) is None
     assert measured("parameters", row, None) == pytest.approx(0.5)
     assert measured("round_seconds", row, None) == pytest.approx(2.0)
@@ -295,7 +270,7 @@ def test_every_figure_is_read_from_where_it_stands() -> None:
 
 
 def test_rounds_are_counted_to_the_accuracy_of_the_baseline_with_the_same_seed(small: Path) -> None:
-    """Seed 0: FedAvg ends with .5, FedProx is there in round 2; seed 1: FedAvg ends with .3, reached in round 1."""
+    """Seed 0: FedAvg ends with .5, FedProx reaches it in round 2; seed 1: FedAvg ends with .3, reached in round 1."""
     recipe = replace(load_recipe(str(small)), figure="rounds_to_baseline")
     works = plan(recipe, "paper", ["skewed"], ["FedAvg", "FedProx"], [], Path("nowhere"))
     ends = {
@@ -304,11 +279,11 @@ def test_rounds_are_counted_to_the_accuracy_of_the_baseline_with_the_same_seed(s
         ("FedProx", 0): (0.4, 0.6),
         ("FedProx", 1): (0.4, 0.6),
     }
-    made = cells(recipe, [(w, row_of(ends[w.column, w.seed][-1], ends[w.column, w.seed])) for w in works])
+    made = cells(recipe, [(w, outcome_of(ends[w.column, w.seed][-1], ends[w.column, w.seed])) for w in works])
     assert [cell.ours for cell in made] == [2.0, 1.5]
 
 
-def test_a_table_of_drift_asks_its_runs_for_it() -> None:
+def test_a_table_of_drift_switches_on_diagnostics() -> None:
     drift, accuracy = (load_recipe(f"fedmr-table{i}") for i in (7, 1))
     assert drift.experiments("P5C2", "FedMR", 0, "reduced")[0].evaluation.diagnose
     assert not accuracy.experiments("CIFAR10 P5C2", "FedMR", 0, "reduced")[0].evaluation.diagnose
@@ -317,10 +292,10 @@ def test_a_table_of_drift_asks_its_runs_for_it() -> None:
 # --- verdicts
 
 
-def judge(recipe: Recipe, ours: dict[str, float | None], scale: Any) -> tuple[list[Cell], dict[str, Any]]:
+def check(recipe: Recipe, ours: dict[str, float | None], scale: Any) -> tuple[list[Cell], RowVerdict]:
     paper = {"FedAvg": 60.0, "FedProx": 70.0, "Own": None, "Same": 62.0}
     made = [Cell("skewed", c, ours[c], None, paper[c], (0,)) for c in ours]
-    verdicts, rows = judged(recipe, made, scale)
+    verdicts, rows = with_verdicts(recipe, made, scale)
     return verdicts, rows["skewed"]
 
 
@@ -328,185 +303,50 @@ def test_the_verdict_at_the_paper_s_scale_is_by_tolerance_and_order(small: Path)
     """Tolerance 5: 64.9 for 60 is within, 64.9 for 70 is not. Pairs the paper tells apart by 5: (FedAvg, FedProx) and
     (FedProx, Same); FedAvg and Same differ by 2 only. Ours has FedProx level with FedAvg, which is not above it."""
     recipe = load_recipe(str(small))
-    verdicts, row = judge(recipe, {"FedAvg": 64.9, "FedProx": 64.9, "Own": 90.0, "Same": 50.0}, "paper")
+    verdicts, row = check(recipe, {"FedAvg": 64.9, "FedProx": 64.9, "Own": 90.0, "Same": 50.0}, "paper")
     assert [v.verdict for v in verdicts] == ["within", "outside", "no value in the paper", "outside"]
-    assert (row["pairs"], row["kept"]) == (2, 1)
-    assert (row["gain"], row["paper_gain"]) == (pytest.approx(0.0), pytest.approx(10.0))
+    assert (row.pairs, row.kept) == (2, 1)
+    assert (row.gain, row.paper_gain) == (pytest.approx(0.0), pytest.approx(10.0))
 
 
-def test_the_verdict_at_the_reduced_scale_speaks_of_gain_only(small: Path) -> None:
+def test_the_verdict_at_the_reduced_scale_is_by_gain_only(small: Path) -> None:
     recipe = load_recipe(str(small))
-    verdicts, row = judge(recipe, {"FedAvg": 30.0, "FedProx": 31.0, "Own": 90.0, "Same": 20.0}, "reduced")
+    verdicts, row = check(recipe, {"FedAvg": 30.0, "FedProx": 31.0, "Own": 90.0, "Same": 20.0}, "reduced")
     assert [v.verdict for v in verdicts] == ["", "gain kept", "", "a tie in the paper"]
-    assert (row["pairs"], row["kept"]) == (2, 2)
-    assert judge(recipe, {"FedAvg": 30.0, "FedProx": 29.0}, "reduced")[0][1].verdict == "gain lost"
+    assert (row.pairs, row.kept) == (2, 2)
+    assert check(recipe, {"FedAvg": 30.0, "FedProx": 29.0}, "reduced")[0][1].verdict == "gain lost"
 
 
 @pytest.mark.parametrize(("ours", "verdict"), [(31.0, "loss kept"), (29.0, "no loss here")])
 def test_what_is_worse_in_the_paper_is_called_a_loss(small: Path, ours: float, verdict: str) -> None:
-    """FedProx has 70 and FedAvg 60 in the paper, of something that less is better of."""
-    recipe = replace(load_recipe(str(small)), better="lower")
-    verdicts, _ = judge(recipe, {"FedAvg": 30.0, "FedProx": ours}, "reduced")
+    """FedProx has 70 and FedAvg 60 in the paper, of a figure where lower is better."""
+    recipe = replace(load_recipe(str(small)), figure="round_seconds")
+    verdicts, _ = check(recipe, {"FedAvg": 30.0, "FedProx": ours}, "reduced")
     assert verdicts[1].verdict == verdict
 
 
-def test_where_less_is_more_the_order_turns_round(small: Path) -> None:
-    """The paper has 60 and 70. Ours 1 and no number: behind all, which is above 1 where less is more."""
+def test_a_missing_value_ranks_last_in_either_direction(small: Path) -> None:
+    """The paper has 60 and 70; ours are 1 and none. None ranks last: below 1 if higher is better, else above 1."""
     higher = load_recipe(str(small))
-    lower = replace(higher, better="lower")
+    lower = replace(higher, figure="round_seconds")
     ours: dict[str, float | None] = {"FedAvg": 1.0, "FedProx": None}
-    assert judge(higher, ours, "paper")[1]["kept"] == 0
-    assert judge(lower, ours, "paper")[1]["kept"] == 1
-    assert judge(higher, ours, "paper")[0][1].verdict == "has no such figure"
+    assert check(higher, ours, "paper")[1].kept == 0
+    assert check(lower, ours, "paper")[1].kept == 1
+    assert check(higher, ours, "paper")[0][1].verdict == "has no such figure"
     reach = replace(higher, figure="rounds_to_baseline")
-    assert judge(reach, ours, "paper")[0][1].verdict == "not reached"
+    assert check(reach, ours, "paper")[0][1].verdict == "not reached"
 
 
-def told(recipe: Recipe, works: list[Work], scale: Any, ours: dict[str, float | None]) -> dict[str, Any]:
-    paper = {"FedAvg": 60.0, "FedProx": 70.0}
-    return summary(recipe, scale, works, [Cell("skewed", c, v, 0.5, paper[c], (0, 1)) for c, v in ours.items()])
-
-
-def test_the_reduced_scale_never_shows_the_paper_s_own_number(small: Path) -> None:
-    recipe = load_recipe(str(small))
-    works = plan(recipe, "reduced", [], ["FedAvg", "FedProx"], [], Path("x"))
-    gone = told(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": None})
-    gone["cells"][1]["verdict"] = "diverged"
-    assert overview([gone])[1][4:] == ["-", "+10.00", "diverged", "0 of 1"]
-    page = markdown([told(recipe, works, "reduced", {"FedAvg": 30.0, "FedProx": 33.0})])
-    assert "| A small table, in % | reduced | skewed | FedProx | +3.00 | +10.00 | gain kept | 1 of 1 |" in page
-    assert "70.00" not in page
-    assert "60.00" not in page
-    assert "| skewed | FedProx | 33.00 ±0.50 | +3.00 | +10.00 | gain kept |" in page
-    assert "Reduced: fewer samples, one seed." in page
-    assert (
-        "- skewed: order of the methods kept (1 of 1 pairs); FedProx over FedAvg +3.00 points, in the paper +10.00"
-        in page
-    )
-
-
-def test_the_paper_s_scale_shows_ours_beside_the_paper_s(small: Path) -> None:
-    recipe = load_recipe(str(small))
-    works = plan(recipe, "paper", ["skewed"], ["FedAvg", "FedProx"], [], Path("x"))
-    made = told(recipe, works, "paper", {"FedAvg": 61.5, "FedProx": 50.0})
-    assert lines(made)[0] == ["skewed", "FedAvg", "61.50 ±0.50", "60.00", "+1.50", "within"]
-    assert sentences(made)[0] == "1 of 2 values within 5 points of the paper's"
-    assert "order of the methods not kept (0 of 1 pairs)" in sentences(made)[1]
-    assert made["settings"]["rounds"] == 2
-    assert made["methods"]["FedProx"] == {"name": "fedprox", "mu": 0.1}
-    assert len(made["runs"]) == 4
-
-
-@pytest.mark.parametrize(("tolerance", "shown"), [(5, "60.00"), (0.05, "60.00"), (0.001, "60.000"), (2e-4, "60.0000")])
-def test_a_number_has_as_many_decimals_as_the_tolerance_needs(small: Path, tolerance: float, shown: str) -> None:
-    recipe = replace(load_recipe(str(small)), tolerance=tolerance)
-    works = plan(recipe, "paper", ["skewed"], ["FedAvg"], [0], Path("x"))
-    assert lines(told(recipe, works, "paper", {"FedAvg": 61.5}))[0][3] == shown
-    assert (
-        lines(told(recipe, works, "paper", {"FedAvg": 60 - 1e-9}))[0][4] == f"+0.{'0' * (len(shown) - 3)}"
-    )  # never -0
-
-
-# --- the command
-
-
-def test_the_table_command_runs_prints_keeps_and_documents(fedskew: Any, small: Path, tmp_path: Path) -> None:
-    said = fedskew("table", str(small), "--workers", "1")
-    assert said.code == 0, said.err
-    for words in (
-        "3 runs, 0 of them done",
-        "fewer samples, one seed",
-        "run 3 of 3",
-        "over FedAvg",
-        "results/small-reduced.json",
-    ):
-        assert words in said.out
-    kept = json.loads(Path("results/small-reduced.json").read_text())
-    assert {"commit", "versions", "settings", "runs", "date"} <= kept.keys()
-    assert "3 of them done" in fedskew("table", str(small), "--workers", "1").out
-    assert fedskew("table", "docs").code == 0
-    assert "fedskew table small --scale reduced" in Path("docs/results.md").read_text()
-
-
-def test_part_of_a_table_is_not_kept_as_a_finished_one(fedskew: Any, small: Path) -> None:
-    said = fedskew(
-        "table", str(small), "--row", "skewed", "--column", "FedAvg", "--seeds", "5", "--json", "--workers", "1"
-    )
-    assert [cell["seeds"] for cell in said.json()["cells"]] == [[5]]
-    assert not Path("results").exists()
-    assert Path("runs/tables/small/small-reduced.json").exists()
-
-
-def test_the_list_of_tables_names_each_with_its_cells(fedskew: Any) -> None:
-    assert "fedmr-table7" in fedskew("table", "list").out
-    rows = {row["name"]: row for row in fedskew("table", "list", "--json").json()["tables"]}
-    assert rows["fedmr-table1"]["cells"] == {"paper": 160, "reduced": 56}
-
-
-MISTAKES = [
-    (["table", "fedcd-tabel4"], "did you mean 'fedcd-table4'?"),
-    (["table", "fedcd-table1"], "cifar10 is not in"),
-    (["table", "fedcd-table1", "--row", "CIFAR10 b=.4"], "did you mean 'CIFAR10 b=.5'?"),
-    (["table", "fedcd-table1", "--column", "FedAgv"], "did you mean 'FedAvg'?"),
-    (["table", "fedcd-table1", "--scale", "reducd"], "did you mean 'reduced'?"),
-    (["table", "fedcd-table1", "--seeds", "a"], "whole numbers"),
-    (["table", "nowhere.toml"], "cannot be read"),
-    (["table", "docs"], "no finished table"),
-    (["table", "fedcd-table1", "--track", "tensorbord"], "did you mean 'tensorboard'?"),
-]
-
-
-@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_a_mistake_about_a_table_is_one_sentence(fedskew: Any, words: list[str], sentence: str) -> None:
-    said = fedskew(*words)
-    assert said.code == 2
-    assert sentence in said.err
-    assert len(said.err.strip().splitlines()) == 1
-
-
-def test_a_damaged_result_is_named(fedskew: Any) -> None:
-    Path("results").mkdir()
-    Path("results/x.json").write_text("{")
-    assert "results/x.json is not a finished table" in fedskew("table", "docs").err
-    Path("results/x.json").write_text('{"cells": [], "rows": {}}')
-    said = fedskew("table", "docs")
-    assert (said.code, Path("docs").exists()) == (2, False)
-    assert "results/x.json is not a finished table: it lacks table, title, scale" in said.err
-
-
-def test_a_table_that_cannot_be_written_is_a_mistake(fedskew: Any, small: Path) -> None:
-    Path("taken").write_text("")
-    said = fedskew("table", str(small), "--results", "taken", "--workers", "1")
-    assert said.code == 2
-    assert "cannot be written" in said.err
-
-
-def test_ctrl_c_says_how_to_go_on(fedskew: Any, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedskew.cli import tables as results
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(results, "carry_out", interrupted)
-    said = fedskew("table", str(small), "--workers", "1")
-    assert said.code == 130
-    assert "the same command goes on from here" in said.err
-
-
-def test_what_is_missing_and_what_diverged_are_said_in_words(fedskew: Any, small: Path) -> None:
-    text = SMALL.replace("[rows.skewed]", '[rows.absent]\ndata = "svhn"\npaper = [60, 70, 1, 1]\n[rows.skewed]')
-    text = text.replace('"fedprox:mu=0.1"', '"fedavgm:server_lr=1e30"').replace('rows = ["skewed"]', "rows = []")
-    text = text.replace('options."*" = { mu = 0.2 }\n', "").replace("options.FedProx = { mu = 0.3 }\n", "")
-    small.write_text(text.replace("rounds = 1", "rounds = 3"))
-    said = fedskew("table", str(small), "--row", "skewed", "--row", "absent", "--workers", "1")
-    assert said.code == 0, said.err
-    assert "note: svhn is not in" in said.out
-    assert "absent: the data set svhn is not there" in said.out
-    assert "skewed | FedProx: 0 of 4 clients gave a usable update" in said.out
+# --- finished tables
 
 
 def test_the_commit_is_that_of_the_working_copy_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedskew.studies.tables import running as tables
+    from fedskew.studies.tables import finished
 
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
-    assert tables.commit() == ""
+    monkeypatch.setattr(finished, "ROOT", tmp_path)
+    assert finished.commit() == ""
+
+
+def test_the_committed_tables_are_read_and_written_without_change() -> None:
+    files = sorted(RESULTS.glob("*.json"))
+    assert [table.to_json() for table in read_tables(RESULTS)] == [path.read_text() for path in files]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from dataclasses import replace
@@ -13,11 +12,13 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
+from fedskew.evaluation.metrics import Metrics, Population
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Evaluation, Experiment, Holdout, from_dict, read_toml
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
-from fedskew.studies.tune import SPACES, Search, around_defaults, criterion, read_range, search, space
+from fedskew.studies.tune import Search, criterion, declared_ranges, read_range, search, space
+from helpers.records import over_clients
 
 BASE = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=2, training=Training(lr=0.1))
 
@@ -31,12 +32,6 @@ def quiet(*_: Any) -> None:
     pass
 
 
-def test_every_range_belongs_to_a_setting_of_its_method() -> None:
-    for name, fields in SPACES.items():
-        assert fields.keys() <= {f.name for f in dataclasses.fields(REGISTRY[name])}, name
-        assert all(0 < low < high for low, high in fields.values())
-
-
 def test_a_search_goes_by_factors_around_the_learning_rate_and_the_published_weights() -> None:
     assert space("fedprox", 0.1, {}) == {"lr": (pytest.approx(0.01), pytest.approx(1.0)), "method.mu": (0.001, 1.0)}
     assert set(space("fedprox:mu=0.5", 0.1, {})) == {"lr"}  # what the text sets stays
@@ -46,11 +41,11 @@ def test_a_search_goes_by_factors_around_the_learning_rate_and_the_published_wei
         space("fedprox", 0.1, {"fedprox.mue": (0.1, 1.0)})
 
 
-def test_a_method_without_published_ranges_is_searched_around_its_defaults() -> None:
-    """FedDyn's alpha is 0.01: from 0.001 to 0.1. SCAFFOLD's options that are no weights are left alone."""
-    assert around_defaults(REGISTRY["feddyn"]) == {"alpha": (pytest.approx(0.001), pytest.approx(0.1))}
-    assert set(around_defaults(REGISTRY["scaffold"])) == {"server_lr"}
-    assert around_defaults(REGISTRY["fedavg"]) == {}
+def test_only_settings_that_declare_a_range_are_searched() -> None:
+    """SCAFFOLD declares a range for server_lr alone; FedAvg has only its learning rate searched."""
+    assert declared_ranges(REGISTRY["feddyn"]) == {"alpha": (0.001, 0.3)}
+    assert declared_ranges(REGISTRY["scaffold"]) == {"server_lr": (0.1, 2.0)}
+    assert declared_ranges(REGISTRY["fedavg"]) == {}
 
 
 def test_a_trial_has_no_test_sample_and_validates_on_samples_that_the_test_never_holds(tmp_path: Path) -> None:
@@ -74,7 +69,8 @@ def test_validation_without_validation_data_is_a_mistake() -> None:
 
 
 def test_what_is_made_large_is_the_global_model_on_all_validation_samples_or_the_personal_mean() -> None:
-    metrics = {"clients": {"global": {"weighted": 0.6, "mean": 0.1}, "personal": {"mean": 0.9, "weighted": 0.2}}}
+    shared, personal = over_clients(weighted=0.6, mean=0.1), over_clients(mean=0.9, weighted=0.2)
+    metrics = Metrics(clients=Population(global_=shared, personal=personal, never_trained=0, sampled=False))
     assert criterion(metrics, "global") == 0.6
     assert criterion(metrics, "personal") == 0.9
 
@@ -125,15 +121,15 @@ def test_a_search_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) ->
 def test_a_trial_that_was_cut_off_is_done_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedskew.studies import tune
 
-    real = tune.Run
+    real = tune.execute
 
     def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune, "Run", dies)
+    monkeypatch.setattr(tune, "execute", dies)
     with pytest.raises(KeyboardInterrupt):
         search(plan(tmp_path, methods=("fedavg",)), quiet)
-    monkeypatch.setattr(tune, "Run", real)
+    monkeypatch.setattr(tune, "execute", real)
     assert len(search(plan(tmp_path, methods=("fedavg",)), quiet)[0]["trials"]) == 3
 
 
@@ -212,4 +208,4 @@ def test_ctrl_c_says_how_to_go_on(fedskew: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(tuning, "search", interrupted)
     said = fedskew("tune", "fedavg", "--budget", "1")
     assert said.code == 130
-    assert "the same command goes on" in said.err
+    assert "stopped; resume with: the same command" in said.err

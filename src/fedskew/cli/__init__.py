@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `fedskew run`, `compare`, `table`, ... One file per group of commands."""

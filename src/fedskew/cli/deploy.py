@@ -1,17 +1,20 @@
-"""`fedskew serve`, `fedskew join`, `fedskew certs`: their options, and what they print."""
+"""`fedskew serve`, `fedskew join`, `fedskew certs`: a run between real sites."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedskew.cli.console import print_json, record_text, resumable
 from fedskew.cli.options import (
-    Cohort,
+    ClientsPerRound,
     Config,
     DataDir,
+    Json,
     MethodName,
     Quorum,
     Resume,
@@ -19,7 +22,10 @@ from fedskew.cli.options import (
     RunOut,
     Seed,
     Set,
+    check_choice,
+    check_resume,
     default_out,
+    given_settings,
     pick_device,
     read_experiment,
 )
@@ -28,11 +34,13 @@ from fedskew.core.settings import UsageError
 if TYPE_CHECKING:
     from fedskew.deploy.server import Served
 
-Certs = Annotated[Path | None, typer.Option(help="Folder of keys made by `fedskew certs`.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS, no keys: for a trial on one machine.")]
+Certs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of keys made by `fedskew certs`.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Use no TLS and no keys, for a trial on one machine.")]
+Say = Callable[[str], None]  # prints one line
 
 
-def attach(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
     app.command("serve")(serve_command)
     app.command("join")(join_command)
     app.command("certs")(certs_command)
@@ -41,139 +49,150 @@ def attach(app: typer.Typer) -> None:
 def serve_command(
     config: Config = None,
     method: MethodName = None,
-    data: Annotated[str | None, typer.Option(help="'sites': each brings its own; or a set to deal to them.")] = None,
-    split: Annotated[str | None, typer.Option(help="How a named set is dealt: as many clients as sites.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="'sites': every site uses its own data; or a data set to split among them."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="SPLIT", help="How to split that data set, into as many clients as sites.")
+    ] = None,
     rounds: Rounds = None,
-    clients_per_round: Cohort = None,
+    clients_per_round: ClientsPerRound = None,
     quorum: Quorum = None,
     seed: Seed = None,
     set_: Set = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8470,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 for any free one.")] = 8470,
     certs: Certs = None,
     insecure: Insecure = False,
-    sites: Annotated[int, typer.Option(min=0, help="How many sites there are; with keys, as many as keys.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds a round waits for its sites.")] = 600,
-    patience: Annotated[float, typer.Option(min=1, help="Seconds to wait for the sites at the start.")] = 600,
-    limit: Annotated[int, typer.Option(min=1, help="Megabytes a site's reply may have.")] = 2000,
-    choose: Annotated[str, typer.Option(help="Whom a cohort is drawn from: all sites, or those online.")] = "all",
-    server_data: Annotated[str, typer.Option(help="The server's own test set and public data, a path.")] = "",
+    sites: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Number of sites; with keys, it is the number of keys.")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long a round waits for its sites.")
+    ] = 600,
+    patience: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the sites at the start.")
+    ] = 600,
+    limit: Annotated[int, typer.Option(min=1, metavar="MB", help="Largest reply accepted from a site.")] = 2000,
+    choose: Annotated[
+        str, typer.Option(metavar="FROM", help="Which sites clients are selected from: all, or online.")
+    ] = "all",
+    server_data: Annotated[
+        str, typer.Option(metavar="PATH", help="Test set and public data of the server itself.")
+    ] = "",
     out: RunOut = None,
     resume: Resume = None,
     data_dir: DataDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout; all else on stderr.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Serve a run to sites on a network. They take part with `fedskew join`."""
+    """Serve a run to sites on a network; they join with `fedskew join`."""
     from fedskew.deploy.hosting import Hosting
-    from fedskew.deploy.server import Served, taken_up
+    from fedskew.deploy.server import Served
+    from fedskew.experiment.run_directory import read_settings
 
-    given = {
-        "method.name": method,
-        "data": data,
-        "split": split,
-        "rounds": rounds,
-        "clients_per_round": clients_per_round,
-        "trouble.quorum": quorum,
-        "seed": seed,
-    }
-    values = {key: value for key, value in given.items() if value is not None}
+    settings = given_settings(
+        method=method,
+        data=data,
+        split=split,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        quorum=quorum,
+        seed=seed,
+    )
     kind: Any = choose
-    if choose not in ("all", "online"):
-        raise UsageError(f"--choose {choose} will not do: all or online.")
+    check_choice("--choose", choose, "all", "online")
     hosting = Hosting(host, port, certs, insecure, sites, timeout, patience, limit * 10**6, kind, server_data, data_dir)
     if resume is not None:
-        if values or set_ or config or out:
-            raise UsageError(f"--resume takes up {resume} as it was; it goes with no other setting.")
-        experiment, place = taken_up(resume), resume
+        check_resume(resume, settings, set_, config, out)
+        experiment, path = read_settings(resume), resume
     else:
-        experiment = read_experiment(config, values, set_ or [])
-        place = out or default_out(experiment.method_name, str(experiment.data))
-    say = _teller(as_json)
-    served = Served(experiment, hosting, place, say, resume=resume is not None)
-    _watch(served, hosting.insecure, say)
+        experiment = read_experiment(config, settings, set_)
+        path = out or default_out(experiment)
+    say = _line_printer(sys.stderr if as_json else sys.stdout)
+    served = Served(experiment, hosting, path, say, resume=resume is not None)
+    follow(served, say)
     if as_json:
-        from fedskew.cli import console as show
+        assert served.result is not None
+        print_json(served.result.as_dict() | {"directory": str(path)})
 
-        show.emit(served.result | {"directory": str(place)})
 
-
-def _teller(as_json: bool) -> Any:
-    stream = sys.stderr if as_json else sys.stdout
+def _line_printer(stream: Any) -> Say:
     return lambda text: print(text, file=stream, flush=True)
 
 
-def _watch(served: Served, insecure: bool, say: Any) -> None:
-    from fedskew.cli import console as show
-    from fedskew.federation.protocol import QuorumLost
-
-    place = served.directory.path
-    for trouble in served.notes:
-        say(f"note: {trouble}")
+def follow(served: Served, say: Say) -> None:
+    """Carry out a run between sites and print a line per round."""
+    path, insecure = served.path, served.hosting.insecure
+    for note in served.notes:
+        say(f"note: {note}")
     if insecure:
-        say("note: --insecure: whoever reaches this port can take part, read and change what is sent")
+        say("note: --insecure: anyone who reaches this port can join, and read and change what is sent")
     names = ", ".join(served.agreed.sites) or "any"
     scheme = "http" if insecure else "https"
     say(f"ready: {scheme}://{served.hosting.host}:{served.port}, waiting for {served.expected} sites ({names})")
     if served.start is not None:
-        say(f"taking up {place} after round {served.start[0]} of {served.rounds}")
-    try:
+        say(f"resuming {path} after round {served.start[0]} of {served.rounds}")
+    with resumable(f"fedskew serve --resume {path}"):
         for record in served:
             for client, why in record.lost.items():
                 say(f"round {record.round + 1}: site {served.agreed.sites[client]} {why}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
-            say(f"round {record.round + 1}/{served.rounds}: {show.words(record)} ({took})")
-    except KeyboardInterrupt:
-        _leave(f"stopped; go on with: fedskew serve --resume {place}", 130)
-    except QuorumLost as lost:
-        _leave(f"{lost}. Nothing is lost; go on with: fedskew serve --resume {place}", 3)
-    result = served.result
-    say(f"digest {result['digest'][:16]}, model_digest {result['model_digest'][:16]}")
-    say(f"all of it in {place}")
-
-
-def _leave(sentence: str, code: int) -> NoReturn:
-    print(f"fedskew: {sentence}", file=sys.stderr)
-    raise SystemExit(code) from None
+            say(f"round {record.round + 1}/{served.rounds}: {record_text(record)} ({took})")
+    assert served.result is not None
+    say(f"digest {served.result.digest[:16]}, model_digest {served.result.model_digest[:16]}")
+    say(f"saved in {path}")
 
 
 def join_command(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="This site's own data (a path), or the named set the server deals.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server.")],
+    data: Annotated[
+        str, typer.Option(metavar="DATA", help="Path of this site's own data, or the data set the server splits.")
+    ],
     certs: Certs = None,
     insecure: Insecure = False,
-    name: Annotated[str, typer.Option(help="This site's name; with keys, its key's name.")] = "",
-    state: Annotated[Path | None, typer.Option(help="Folder for what this site keeps between rounds.")] = None,
-    stay: Annotated[bool, typer.Option("--stay", help="Wait for further runs when one is over.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps; the same bits only on cpu.")] = "cpu",
+    name: Annotated[str, typer.Option(metavar="NAME", help="This site's name; with keys, that of its key.")] = "",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of what this site keeps between rounds; default fedskew-state/<name>."
+        ),
+    ] = None,
+    stay: Annotated[bool, typer.Option("--stay", help="Wait for the next run when one has finished.")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps; bit-identical results only on cpu.")
+    ] = "cpu",
     data_dir: DataDir = None,
 ) -> None:
-    """Take part in a run as one site. Data stay here; updates go to the server."""
+    """Join a run as one site. Its data stay here; updates go to the server."""
     from fedskew.deploy import node
     from fedskew.deploy.states import States
 
     address = node.server_address(server, certs, insecure)
     if insecure and not name:
-        raise UsageError("--insecure needs a --name for this site, as in --name site-1.")
+        raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
         name = certs.resolve().name
     node.check_data(data, data_dir)
     folder = state or Path("fedskew-state") / name
-    say = _teller(as_json=True)
+    say = _line_printer(sys.stderr)
     lock = node.lock_states(folder)
     try:
-        own = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
-        node.join(own, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
+        site = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
+        node.join(site, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
     finally:
         lock.release()
 
 
 def certs_command(
-    sites: Annotated[str, typer.Option(help="Names of the sites, e.g. hospital-a,hospital-b.")],
-    hosts: Annotated[str, typer.Option(help="Names and addresses of the server.")] = "localhost,127.0.0.1",
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("certs"),
-    days: Annotated[int, typer.Option(min=1, help="Days the certificates hold.")] = 365,
+    sites: Annotated[str, typer.Option(metavar="NAMES", help="Names of the sites, e.g. hospital-a,hospital-b.")],
+    hosts: Annotated[
+        str, typer.Option(metavar="NAMES", help="Names and addresses by which sites reach the server.")
+    ] = "localhost,127.0.0.1",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path("certs"),
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the certificates expire.")] = 365,
 ) -> None:
-    """Make a certificate authority, the server's certificate, and a key for each site."""
+    """Make keys: an authority, the server's certificate, a key per site."""
     from fedskew.deploy.certs import make_certs
 
     made = make_certs(out, _words(hosts), _words(sites), days)
@@ -184,4 +203,5 @@ def certs_command(
 
 
 def _words(text: str) -> list[str]:
+    """`a, b` gives ["a", "b"]."""
     return [word.strip() for word in text.split(",") if word.strip()]

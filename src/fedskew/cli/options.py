@@ -1,65 +1,111 @@
-"""Options that several commands have, and what becomes of them: an experiment, a device, a folder."""
+"""Options that several commands share, and how they become an experiment and the way it is run."""
 
 from __future__ import annotations
 
 import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedskew.core.settings import UsageError
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; all else goes to stderr.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets; else FEDSKEW_DATA, else the user's cache.")]
-Data = Annotated[str | None, typer.Option(help="A data set's name, or a path to your own (see `fedskew data`).")]
-Track = Annotated[list[str] | None, typer.Option(help="Tell tensorboard, mlflow or wandb too; may be given again.")]
-Split = Annotated[str | None, typer.Option(help="How data are dealt, e.g. dirichlet:alpha=0.1,clients=10.")]
-Model = Annotated[str | None, typer.Option(help="A model's name (see `fedskew models`).")]
-MethodName = Annotated[str | None, typer.Option(help="A method's name (see `fedskew methods`).")]
-Rounds = Annotated[str | None, typer.Option(help="Rounds to run.")]
-Cohort = Annotated[str | None, typer.Option(help="A count, a share below 1, or all.")]
-Seed = Annotated[str | None, typer.Option(help="Decides everything that is drawn.")]
-Quorum = Annotated[str | None, typer.Option(help="Updates a round needs: a count, or a share below 1.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. training.lr=0.05.")]
-Config = Annotated[Path | None, typer.Option(help="An experiment as TOML; options override it.")]
-RunOut = Annotated[Path | None, typer.Option(help="Directory of this run; default runs/<name and time>.")]
-Resume = Annotated[Path | None, typer.Option(help="Take up the run in this directory.")]
-Workers = Annotated[str | None, typer.Option(help="Processes; default: all cores.")]
-Engine = Annotated[str, typer.Option(help="processes, or ray: actors, on the cluster that RAY_ADDRESS names.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Target = Annotated[float | None, typer.Option(help="Report rounds and bytes to this accuracy.")]
+if TYPE_CHECKING:
+    from fedskew.experiment.config import Experiment
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of data sets; default $FEDSKEW_DATA, else the user's cache.")
+]
+Data = Annotated[
+    str | None, typer.Option(metavar="DATA", help="Name of a data set (see `fedskew data`), or a path to your own.")
+]
+Track = Annotated[
+    list[str] | None, typer.Option(metavar="TRACKER", help="Also log to tensorboard, mlflow or wandb; repeatable.")
+]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="SPLIT", help="How data are split among clients, e.g. dirichlet:alpha=0.1,clients=10."),
+]
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name of a model (see `fedskew models`).")]
+MethodName = Annotated[str | None, typer.Option(metavar="METHOD", help="Name of a method (see `fedskew methods`).")]
+Rounds = Annotated[str | None, typer.Option(metavar="N", help="Number of rounds.")]
+ClientsPerRound = Annotated[
+    str | None, typer.Option(metavar="N", help="Clients selected each round: a count, a share below 1, or all.")
+]
+Seed = Annotated[str | None, typer.Option(metavar="N", help="Seed of everything that is random.")]
+Quorum = Annotated[
+    str | None, typer.Option(metavar="N", help="Updates a round needs: a count, or a share below 1 of the clients.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. training.lr=0.05; repeatable."),
+]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML file of an experiment; other options override it.")
+]
+RunOut = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the run; default runs/<name and time>.")]
+Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Resume the run in this directory.")]
+Workers = Annotated[str | None, typer.Option(metavar="N", help="Worker processes; default: all cores.")]
+Engine = Annotated[
+    str, typer.Option(metavar="ENGINE", help="processes, or ray: actors on the cluster that RAY_ADDRESS names.")
+]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps.")]
+Target = Annotated[
+    float | None, typer.Option(metavar="ACCURACY", help="Report rounds and bytes to this accuracy, e.g. 0.8.")
+]
+
+# options that set a setting of another name
+SETTING_OF = {
+    "method": "method.name",
+    "dropout": "trouble.dropout",
+    "fault": "trouble.fault",
+    "quorum": "trouble.quorum",
+    "diagnose": "evaluation.diagnose",
+}
 
 
-def read_experiment(config: Path | None, given: dict[str, Any], assignments: list[str]) -> Any:
-    """A file's settings, overridden by options, overridden by --set."""
+def given_settings(**options: Any) -> dict[str, Any]:
+    """The settings that options stand for, such as `trouble.quorum`; options that are None were not given."""
+    return {SETTING_OF.get(name, name): value for name, value in options.items() if value is not None}
+
+
+def check_resume(path: Path, *given: Any) -> None:
+    """--resume runs the experiment as it was: raise `UsageError` if anything that would change it is given too."""
+    if any(given):
+        raise UsageError(f"--resume runs {path} with its own settings; it cannot be combined with other settings.")
+
+
+def read_experiment(config: Path | None, settings: dict[str, Any], assignments: list[str] | None) -> Experiment:
+    """The settings of a file, overridden by those of options, overridden by `--set name=value`."""
     from fedskew.experiment.config import from_dict, read_toml
 
     values = read_toml(config) if config is not None else {}
-    if "method.name" in given and values.get("method", {}).get("name") != given["method.name"]:
-        values.pop("method", None)  # another method's fields do not apply
-    for key, value in given.items():
+    if "method.name" in settings and values.get("method", {}).get("name") != settings["method.name"]:
+        values.pop("method", None)  # the settings of another method do not apply
+    for key, value in settings.items():
         assign(values, key, value)
-    for text in assignments:
+    for text in assignments or []:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--set {text} will not do: write --set name=value, as in --set training.lr=0.05.")
+            raise UsageError(f"--set {text} is invalid: expected name=value, as in --set training.lr=0.05.")
         assign(values, key.strip(), plain_value(value.strip()))
     return from_dict(values)
 
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `training.lr` in nested tables, in place."""
     *tables, name = key.split(".")
     for table in tables:
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
-            raise UsageError(f"{key} will not do: {table} is a single setting, not a table.")
+            raise UsageError(f"{key} is invalid: {table} is a single setting, not a table.")
     values[name] = value
 
 
 def plain_value(text: str) -> Any:
-    """A TOML value, or the text itself."""
+    """A TOML value (a number, true, [1, 2]), or the text itself if it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -67,22 +113,22 @@ def plain_value(text: str) -> Any:
 
 
 def seed_list(text: str) -> list[int]:
+    """`0,1,2` gives [0, 1, 2]."""
     try:
-        return [int(word) for word in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds {text} will not do: give whole numbers, as in 0,1,2.") from None
+        raise UsageError(f"--seeds {text} is invalid: expected whole numbers, as in 0,1,2.") from None
 
 
 def run_options(
     workers: str | None, engine: str, device: str, data_dir: Path | None, track: list[str] | None = None
 ) -> dict[str, Any]:
-    """Where and how a run is carried out, beside what it is; mistakes are found here."""
+    """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`."""
     from fedskew.experiment.tracking import trackers
     from fedskew.federation.simulate.ray import import_ray
 
     trackers(track or [])
-    if engine not in ("processes", "ray"):
-        raise UsageError(f"--engine {engine} will not do: there are processes and ray.")
+    check_choice("--engine", engine, "processes", "ray")
     if engine == "ray":
         import_ray()
     return {
@@ -94,26 +140,36 @@ def run_options(
     }
 
 
+def check_choice(option: str, given: str, *choices: str) -> None:
+    """Raise `UsageError` if an option's value is none of these."""
+    if given not in choices:
+        raise UsageError(f"{option} {given} is invalid: expected {' or '.join(choices)}.")
+
+
 def worker_count(text: str | None) -> int | None:
+    """A number of processes; None (all cores) if none is given."""
     if text is None:
         return None
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text} will not do: give a number of processes from 1 up.")
+        raise UsageError(f"--workers {text} is invalid: expected a number of processes of at least 1.")
     return int(text)
 
 
 def pick_device(name: str) -> str:
+    """A device that is available; `auto` is the first of cuda, mps and cpu."""
     import torch
 
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        return next(device for device in ("cuda", "mps", "cpu") if there[device])
-    if not there.get(name, False):
-        usable = ", ".join(device for device, is_there in there.items() if is_there)
-        raise UsageError(f"--device {name} is not to be had here; there is {usable} (or auto).")
+        return next(device for device in ("cuda", "mps", "cpu") if available[device])
+    if not available.get(name, False):
+        usable = ", ".join(device for device, is_available in available.items() if is_available)
+        raise UsageError(f"--device {name} is not available: expected auto, {usable}.")
     return name
 
 
-def default_out(method: str, data: str) -> Path:
-    name = Path(data).stem if data else "data"
-    return Path("runs") / f"{method}-{name}-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1000:03d}"
+def default_out(experiment: Experiment) -> Path:
+    """runs/<method>-<data>-<time>: a new directory for a run."""
+    name = Path(str(experiment.data)).stem if experiment.data else "data"
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1000:03d}"
+    return Path("runs") / f"{experiment.method_name}-{name}-{stamp}"

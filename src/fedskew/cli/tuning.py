@@ -1,48 +1,43 @@
-"""`fedskew tune`: progress while it searches, and the table of what was chosen."""
+"""What `fedskew tune` prints: progress over the trials, then the best values of each method."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from rich.progress import Progress
-
-from fedskew.cli.console import PROGRESS, console, emit, table
+from fedskew.cli.console import make_screen, make_table, metered, print_json, resumable
 from fedskew.core.settings import choose
 from fedskew.evaluation.figures import percent
 from fedskew.studies.tune import Goal, Search, search
 
 
 def show_search(plan: Search, as_json: bool, options: dict[str, Any]) -> None:
-    screen = console(as_json)
-    with Progress(*PROGRESS, console=screen, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=plan.budget * len(plan.methods), words="")
+    """Run the search and print the best values of each method, or the JSON object."""
+    screen = make_screen(as_json)
+    total = plan.budget * len(plan.methods)
+    with resumable("the same command"), metered(screen, total, unit="trial") as meter:
 
         def watch(text: str, number: int, value: float) -> None:
             done = plan.methods.index(text) * plan.budget + number
-            bar.update(task, completed=done, words=f"{text} {percent(value)} %")
-            if not screen.is_terminal:
-                screen.print(f"{text} trial {number} of {plan.budget}: {percent(value)} %")
+            line = f"{text} trial {number} of {plan.budget}: {percent(value)} %"
+            meter.update(done, f"{text} {percent(value)} %", line, always=True)
 
-        try:
-            lines = search(plan, watch, **options)
-        except KeyboardInterrupt:
-            print("fedskew: stopped; the same command goes on from here", file=sys.stderr)
-            raise SystemExit(130) from None
+        lines = search(plan, watch, **options)
     if as_json:
-        emit({"budget": plan.budget, "methods": lines})
+        print_json({"budget": plan.budget, "methods": lines})
         return
-    rows = [[line["method"], percent(line["accuracy"]), _said(line["values"]), line["file"]] for line in lines]
+    rows = [[line["method"], percent(line["accuracy"]), values_text(line["values"]), line["file"]] for line in lines]
     title = f"best of {plan.budget} trials each, on validation data"
-    screen.print(table(title, ["method", "accuracy %", "chosen", "experiment"], rows))
-    screen.print(f"\nnext: fedskew run --config {lines[0]['file']}    with the test data, once")
+    screen.print(make_table(title, ["method", "accuracy %", "chosen", "experiment"], rows))
+    screen.print(f"\nnext: fedskew run --config {lines[0]['file']}    evaluate it once on the test data")
 
 
-def _said(values: Mapping[str, float]) -> str:
+def values_text(values: Mapping[str, float]) -> str:
+    """Chosen values as text: `lr=0.05, mu=0.1`."""
     return ", ".join(f"{key.removeprefix('method.')}={value:.4g}" for key, value in values.items())
 
 
-def goal(text: str | None) -> Goal | None:
+def parse_goal(text: str | None) -> Goal | None:
+    """--goal as given, checked; None if it was not given."""
     choices: dict[str, Goal] = {"global": "global", "personal": "personal"}
     return None if text is None else choose("goal", text, choices)

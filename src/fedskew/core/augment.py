@@ -1,8 +1,9 @@
-"""Random changes to a batch of images, drawn from a given generator and applied to the whole batch at once.
+"""Data augmentation: random changes to a batch of images, each image its own, the whole batch at once.
 
-    parse_augment("crop:pad=4,mode=reflect+flip+rotate:degrees=15")
+    crop:pad=4,mode=reflect+flip:p=0.5+rotate:degrees=15,mode=bilinear
 
-Each step draws on the generator's device, so the same seed gives the same bits wherever the batch is.
+is a text for `parse_augment`: steps joined by +, each with its settings. Numbers are drawn on the generator's device,
+so the same seed gives the same result on every device.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from torch.nn import functional as F
 
 from fedskew.core.settings import UsageError, build, choose, parse
 
-Augment = Callable[[Tensor, Generator], Tensor]  # [B, h, w, c], uint8 or float32, to the same
+Augment = Callable[[Tensor, Generator], Tensor]  # images [B, h, w, c], uint8 or float32 -> the same shape and type
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor, pad: int, mode: str = "zero") -> Tensor:
-    """Each image padded by `pad` on every side, then cut back to its size at its own (top, left) in 0..2 pad."""
+    """Each image padded by `pad` pixels on every side, then cut to its size at its own (top, left), from 0 to 2 pad.
+
+    mode: "zero" pads with zeros, "reflect" with the image mirrored at its edge.
+    """
     b, h, w, c = x.shape
     padded = _reflected(x, pad) if mode == "reflect" else F.pad(x, (0, 0, pad, pad, pad, pad))
     tall, wide = h + 2 * pad, w + 2 * pad
@@ -39,20 +43,26 @@ def _reflected(x: Tensor, pad: int) -> Tensor:
     for dim in (1, 2):
         size = x.shape[dim]
         if pad >= size:
-            raise UsageError(f"crop: pad={pad} cannot be reflected from images of {size} pixels; use mode=zero.")
+            raise UsageError(
+                f"crop: pad={pad} is invalid: expected less than the {size} pixels of the image with mode=reflect; "
+                "mode=zero takes any."
+            )
         place = torch.arange(-pad, size + pad, device=x.device).abs()
         x = x.index_select(dim, size - 1 - (size - 1 - place).abs())
     return x
 
 
 def flip(x: Tensor, which: Tensor) -> Tensor:
-    """The marked images mirrored left to right."""
+    """The images where `which` is true, mirrored left to right; the others as they are."""
     b = x.shape[0]
     return torch.cat([x, x.flip(2)]).index_select(0, torch.arange(b, device=x.device) + b * which)
 
 
 def rotate(x: Tensor, radians: Tensor, mode: str = "nearest") -> Tensor:
-    """Each image turned counter-clockwise about its centre by its own angle; zeros come in at the corners."""
+    """Each image turned counter-clockwise about its centre by its own angle; what comes in from outside is zero.
+
+    mode: "nearest" or "bilinear" interpolation.
+    """
     h, w = x.shape[1:3]
     cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
     # Where each output pixel comes from; the grid runs over -1..1 on both axes, hence the aspect ratio.
@@ -65,6 +75,8 @@ def rotate(x: Tensor, radians: Tensor, mode: str = "nearest") -> Tensor:
 
 @dataclass(frozen=True)
 class Crop:
+    """Shift each image by up to `pad` pixels in both directions, uniformly. `mode`: "zero" or "reflect" padding."""
+
     pad: Annotated[int, Meta(ge=0)] = 4
     mode: Literal["zero", "reflect"] = "zero"
 
@@ -75,6 +87,8 @@ class Crop:
 
 @dataclass(frozen=True)
 class Flip:
+    """Mirror each image left to right with probability p."""
+
     p: Annotated[float, Meta(ge=0, le=1)] = 0.5
 
     def __call__(self, x: Tensor, rng: Generator) -> Tensor:
@@ -83,7 +97,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Rotate:
-    """By an angle uniform in +-degrees. Nearest pixel by default, as torchvision's RandomRotation."""
+    """Turn each image by an angle uniform in +-degrees. `mode`: "nearest" (as torchvision's default) or "bilinear"."""
 
     degrees: Annotated[float, Meta(ge=0, le=180)] = 15.0
     mode: Literal["nearest", "bilinear"] = "nearest"
@@ -98,20 +112,29 @@ STEPS: dict[str, type[Crop] | type[Flip] | type[Rotate]] = {"crop": Crop, "flip"
 
 @dataclass(frozen=True)
 class Steps:
-    """One step after another; a plain value, so it travels to worker processes."""
+    """Several augmentations in sequence. Can be pickled for worker processes."""
 
     steps: tuple[Augment, ...]
 
     def __call__(self, x: Tensor, rng: Generator) -> Tensor:
         if x.dim() != 4:
-            raise UsageError(f"augment works on images [n, h, w, c], these samples are of shape {tuple(x.shape[1:])}.")
+            raise UsageError(
+                f"augment is invalid for samples of shape {tuple(x.shape[1:])}: expected images (h, w, c)."
+            )
         for step in self.steps:
             x = step(x, rng)
         return x
 
 
 def parse_augment(text: str) -> Augment | None:
-    """`crop:pad=4+flip` as a function of a batch and a generator; None for "" and "none"."""
+    """The function of (batch, generator) that a text stands for; None for "" and "none".
+
+    >>> augment = parse_augment("flip:p=1")
+    >>> augment(torch.tensor([[[[1], [2], [3]]]]), Generator()).flatten().tolist()
+    [3, 2, 1]
+    >>> parse_augment("none") is None
+    True
+    """
     if text.strip() in ("", "none"):
         return None
     return Steps(

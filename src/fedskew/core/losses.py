@@ -1,4 +1,4 @@
-"""Loss terms shared by several methods: pure functions of tensors, each tested on numbers."""
+"""Loss terms that several methods share: pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 def proximal(parameters: Iterable[tuple[str, Tensor]], anchor: Mapping[str, Tensor]) -> Tensor:
-    """|w - anchor|^2 over the named parameters."""
+    """|w - anchor|^2, summed over the named parameters."""
     return torch.stack([(p - anchor[name].to(p.device)).square().sum() for name, p in parameters]).sum()
 
 
 def inner(parameters: Iterable[tuple[str, Tensor]], direction: Mapping[str, Tensor]) -> Tensor:
-    """<w, direction> over the named parameters; its gradient is the direction."""
+    """<w, direction>, summed over the named parameters; its gradient is the direction."""
     return torch.stack([(p * direction[name].to(p.device)).sum() for name, p in parameters]).sum()
 
 
 @dataclass(frozen=True)
 class Corrected:
-    """loss + <w, tilt> + strength/2 |w - anchor|^2, of which only the loss depends on the data.
+    """The loss plus <w, tilt> + strength/2 |w - anchor|^2, two terms that do not depend on the data.
 
-    The gradient of the rest is known without autograd: `fit` puts it where a step's gradient starts from,
-    a fifth of a small net's step cheaper than calling this. The bits are those of the call.
+    `fit` adds the gradient of the two terms without autograd, which makes the step of a small net a fifth cheaper and
+    is bit-identical to calling this.
+
+    loss: (net, x, y) -> loss.
+    tilt: a direction by parameter name; None: no such term.
+    anchor, strength: the point that parameters are drawn to, and how strongly; None: no such term.
     """
 
     loss: Callable[[Any, Tensor, Tensor], Tensor]
@@ -49,7 +53,10 @@ class Corrected:
 
 
 def imitation(student: Tensor, teacher: Tensor, temperature: float = 1.0, reduction: str = "batchmean") -> Tensor:
-    """KL(teacher || student) of logits; the teacher is constant. `reduction` none: one value a sample."""
+    """Distillation: KL(teacher || student) of logits / temperature; no gradient goes to the teacher.
+
+    reduction: as in torch's kl_div; "none" gives one value per sample.
+    """
     log_p = log_softmax(student / temperature, dim=1)
     q = softmax(teacher.detach() / temperature, dim=1)
     if reduction == "none":
@@ -58,10 +65,9 @@ def imitation(student: Tensor, teacher: Tensor, temperature: float = 1.0, reduct
 
 
 def decoupled(student: Tensor, teacher: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Decoupled distillation (Zhao et al., CVPR 2022): TCKD and NCKD, one value a sample each.
+    """Decoupled distillation (Zhao et al., CVPR 2022): TCKD and NCKD, one value per sample each.
 
-    KD = TCKD + (1 - p_target) NCKD. Sums over the other classes are taken in the log domain, so
-    large logits stay finite.
+    KD = TCKD + (1 - p_target) NCKD. Sums over the other classes are in the log domain, so large logits stay finite.
     """
     target, rest = y[:, None], torch.arange(student.shape[1] - 1, device=y.device)
     rest = rest + (rest >= target)  # [batch, classes - 1], the classes other than the target
@@ -75,10 +81,12 @@ def decoupled(student: Tensor, teacher: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
 
 def supervised_contrast(z: Tensor, y: Tensor, tau: float) -> Tensor:
-    """SupCon (Khosla et al., NeurIPS 2020, L_out) of features, normalised here; mean over all samples.
+    """SupCon (Khosla et al., NeurIPS 2020, L_out): the mean over samples i of
 
-    Of sample i: -1/|P_i| sum over p in P_i of log softmax_{a != i}(<z_i, z_a> / tau)[p], P_i the others of its class;
-    0 where there are none.
+    -1/|P_i| sum over p in P_i of log softmax_{a != i}(<z_i, z_a> / tau)[p]
+
+    P_i: the other samples of i's class; the term is 0 where there are none.
+    z: features, normalised here. tau: temperature.
     """
     z, itself = normalize(z, dim=1), torch.eye(len(y), dtype=torch.bool, device=y.device)
     log_p = (z @ z.T / tau).masked_fill(itself, -torch.inf).log_softmax(1)
@@ -87,9 +95,8 @@ def supervised_contrast(z: Tensor, y: Tensor, tau: float) -> Tensor:
 
 
 def alignment(z: Tensor, y: Tensor, z_v: Tensor, y_v: Tensor, tau: float) -> Tensor:
-    """Real features drawn to virtual ones of their class, which stand still, and a tenth of the virtual ones' own.
-
-    As in the authors' code of VHL and of FedPG.
+    """Pull real features z to virtual ones z_v of their class: SupCon of both, without gradient to z_v, plus 0.1 SupCon
+    of z_v alone. As in the authors' code of VHL and of FedPG.
     """
     together = supervised_contrast(torch.cat([z, z_v.detach()]), torch.cat([y, y_v]), tau)
     return together + 0.1 * supervised_contrast(z_v, y_v, tau)

@@ -1,4 +1,4 @@
-"""A net as methods see it: a body that makes features and a head that makes logits."""
+"""A net as methods see it: a body that computes features and a head that computes logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ Shape = tuple[int, ...]
 
 
 class Net(nn.Module):
-    """A classifier cut in two: `body` makes features [B, d], `head` makes logits [B, C]."""
+    """A classifier in two parts.
+
+    body: inputs [B, ...] -> features [B, d].
+    head: features -> logits [B, C].
+    features: d, the number of features.
+
+    >>> import torch
+    >>> net = Net(nn.Flatten(), nn.Linear(6, 4), features=6)
+    >>> x = torch.zeros(5, 2, 3)
+    >>> net.body(x).shape, net(x).shape
+    (torch.Size([5, 6]), torch.Size([5, 4]))
+    """
 
     def __init__(self, body: nn.Module, head: nn.Module, features: int) -> None:
         super().__init__()
@@ -27,7 +38,7 @@ class Net(nn.Module):
 
 
 class Seen:
-    """A net on a batch whose features are known: a loss may take it for the net, without a second pass."""
+    """A net with the features z of one batch already computed, for losses that take a net: saves a second pass."""
 
     def __init__(self, net: Net, z: Tensor) -> None:
         self.head, self.z = net.head, z
@@ -40,14 +51,18 @@ class Seen:
 
 
 def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, batch_statistics: bool) -> Tensor:
-    """`function` of a batch with `net`, of which it is made, in evaluation mode. `batch_statistics` as in `score`."""
+    """function(x) with `net` in evaluation mode.
+
+    function: the net or a part of it, such as net.body.
+    batch_statistics: batch norm uses the statistics of x instead of its running ones, which do not change.
+    """
     net.eval()
     layers, n = module_index(net).norms, len(x)
     tracked = [layer.track_running_stats for layer in layers]
     if batch_statistics:
-        for layer in layers:  # train mode that records nothing
+        for layer in layers:  # training mode that updates no running statistics
             layer.train().track_running_stats = False
-    if layers and n == 1:  # batch statistics need two: the same sample twice
+    if layers and n == 1:  # batch statistics need two samples: use the same one twice
         x = x.repeat(2, *[1] * (x.dim() - 1))
     made = function(x)[:n]
     for layer, was in zip(layers, tracked, strict=True):
@@ -55,11 +70,13 @@ def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, 
     return made
 
 
-def image(name: str, shape: Shape, least: int = 1) -> tuple[int, int, int]:
-    """The shape as (channels, height, width), both sides at least `least`."""
+def image_shape(name: str, shape: Shape, least: int = 1) -> tuple[int, int, int]:
+    """The shape as (channels, height, width); raises unless height and width are `least` or more. `name`: the net's."""
     if len(shape) != 3 or min(shape) < 1:
-        raise UsageError(f"{name} takes images (channels, height, width), got shape {shape}; mlp takes any shape.")
+        raise UsageError(
+            f"{name} is invalid for shape {shape}: expected images (channels, height, width); mlp takes any shape."
+        )
     channels, height, width = shape
     if min(height, width) < least:
-        raise UsageError(f"{name} needs images of at least {least}x{least}, got {height}x{width}.")
+        raise UsageError(f"{name} is invalid for images of {height}x{width}: expected at least {least}x{least}.")
     return channels, height, width

@@ -1,4 +1,4 @@
-"""How local optimisation is done; the same for every method that is compared."""
+"""How each client trains; the same for every method in a comparison."""
 
 from __future__ import annotations
 
@@ -21,15 +21,28 @@ Share = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of one optimisation.
+    """Settings of local training.
 
-    `schedule` is the learning rate by round: `constant`; `cosine` (to zero over the run);
-    `steps:50=0.01,75=0.001` (from round 50 on lr is 0.01, and so on; a key below 1 is a share of
-    the run's rounds); `exponential:rate=0.99` (times the rate each round).
+    optimiser: "sgd" or "adam".
+    lr: learning rate of round 0.
+    schedule: the learning rate by round: "constant"; "cosine" (to zero over the run); "steps:50=0.01,75=0.001" (0.01
+        from round 50 on, 0.001 from round 75 on; a key below 1 is a fraction of the run's rounds);
+        "exponential:rate=0.99" (times the rate each round).
+    momentum: of SGD; 0 is plain SGD. Adam does not use it.
+    weight_decay: weight of |w|^2 / 2 in the loss; 0 is none.
+    batch_size: samples per step.
+    epochs: passes over a client's samples in one round; 0 does not train.
+    steps: steps in one round, instead of epochs; None uses epochs.
+    clip: largest norm of a step's gradient; None does not clip.
+    drop_last: skip an epoch's last batch if it is smaller, unless it is the only one.
+    augment: random changes to images, such as "crop:pad=4+flip"; "" is none.
+    batch_norm: what happens to running statistics. "aggregate" sends them, and the server averages them like weights;
+        "local" keeps them on each client (a site without its own evaluates with batch statistics);
+        "frozen" leaves them at their initial values.
 
-    `batch_norm` is what happens to running statistics: `aggregate` sends them and the server takes
-    their weighted mean; `local` leaves them with each client (where a site has none of its own,
-    evaluation uses batch statistics); `frozen` never moves them from where they started.
+    >>> training = Training(lr=0.1, schedule="steps:50=0.01", augment="flip")
+    >>> training.rate(49, 100), training.rate(50, 100)
+    (0.1, 0.01)
     """
 
     optimiser: Literal["sgd", "adam"] = "sgd"
@@ -39,30 +52,33 @@ class Training:
     weight_decay: NotNegative = 0.0
     batch_size: Count = 32
     epochs: Natural = 1
-    steps: Natural | None = None  # takes the place of epochs
-    clip: Positive | None = None  # largest norm of a step's gradient
-    drop_last: bool = False  # leave out a last, smaller batch; only where a client has a whole one
-    augment: str = ""  # e.g. crop:pad=4+flip
+    steps: Natural | None = None
+    clip: Positive | None = None
+    drop_last: bool = False
+    augment: str = ""
     batch_norm: Literal["aggregate", "local", "frozen"] = "aggregate"
 
     def __post_init__(self) -> None:
         self.rate(0, 1)
         parse_augment(self.augment)
 
-    @lru_cache(maxsize=64)  # noqa: B019  asked for every client; settings are few and live as long as the process
+    @lru_cache(maxsize=64)  # noqa: B019  called for every client; settings are few and live as long as the process
     def at(self, round: int, rounds: int) -> Training:
-        """These settings as they are in one round: lr resolved, schedule constant."""
+        """The settings of one round: lr is that of the round, the schedule is constant. `rounds`: rounds of the run."""
         return replace(self, lr=self.rate(round, rounds), schedule="constant")
 
     def rate(self, round: int, rounds: int) -> float:
+        """The learning rate of a round, counted from 0, in a run of `rounds` rounds."""
         steps = parse(self.schedule, "schedule")
         name, options = steps[0]
         if len(steps) > 1:
-            raise UsageError(f"schedule '{self.schedule}' has more than one part; give one of {', '.join(SCHEDULES)}.")
+            raise UsageError(
+                f"schedule '{self.schedule}' has more than one part: expected one of {', '.join(SCHEDULES)}."
+            )
         try:
             values = {key: float(value) for key, value in options.items()}
         except ValueError:
-            raise UsageError(f"schedule '{self.schedule}' has a value that is not a number.") from None
+            raise UsageError(f"schedule '{self.schedule}' is invalid: expected numbers as values.") from None
         if name == "constant" and not values:
             return self.lr
         if name == "cosine" and not values:
@@ -73,21 +89,24 @@ class Training:
             return self._step(values, round, rounds)
         if name not in SCHEDULES:
             raise unknown("schedule", name, SCHEDULES)
-        raise UsageError(f"schedule '{self.schedule}' will not do; write it like {SCHEDULES[name]}.")
+        raise self._invalid(name)
 
     def _step(self, values: dict[str, float], round: int, rounds: int) -> float:
         lr = self.lr
         try:
             starts = sorted((float(key), value) for key, value in values.items())
         except ValueError:
-            raise UsageError(f"schedule '{self.schedule}' will not do; write it like {SCHEDULES['steps']}.") from None
+            raise self._invalid("steps") from None
         for start, value in starts:
             if round >= (start * rounds if start < 1 else start):
                 lr = value
         return lr
 
+    def _invalid(self, name: str) -> UsageError:
+        return UsageError(f"schedule '{self.schedule}' is invalid: expected something like {SCHEDULES[name]}.")
 
-SCHEDULES = {
+
+SCHEDULES = {  # name -> an example
     "constant": "constant",
     "cosine": "cosine",
     "exponential": "exponential:rate=0.99",

@@ -1,4 +1,4 @@
-"""What a data set is: samples, labels, natural owners; and how a test part is held out."""
+"""What a data set is: samples, labels, owners; how a test part is held out."""
 
 from __future__ import annotations
 
@@ -17,31 +17,48 @@ Arrays = dict[str, Array]  # x_train, y_train, x_test, y_test, u_train, u_test: 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
+    """A labelled data set in memory (or memory-mapped), with a training and a test part.
+
+    name: what messages and settings call it.
+    x_train, x_test: images uint8 [n, h, w, c], or vectors float32 [n, ...].
+    y_train, y_test: labels int64 [n], from 0 to classes - 1.
+    classes: how many classes there are; one of them may have no sample.
+    owners_train, owners_test: who made each sample, int64 [n], for the split `natural`; None if unknown.
+    mean, std: of x / 255 per channel, by which a net's input is normalised; () leaves the input as it is.
+    labels: the names of the classes; () if they have none.
+
+    >>> x, y = np.zeros((4, 28, 28, 1), np.uint8), np.array([0, 1, 0, 1])
+    >>> data = DataSet("blank", x, y, x[:2], y[:2], classes=2)
+    >>> data.shape, len(data.pooled().y_train)
+    ((1, 28, 28), 6)
+    """
+
     name: str
-    x_train: Array  # images: uint8 [n, h, w, c]; vectors: float32 [n, ...]
-    y_train: Array  # int64 [n], 0..classes-1
+    x_train: Array
+    y_train: Array
     x_test: Array
     y_test: Array
     classes: int
-    owners_train: Array | None = None  # int64 [n], the natural owner (writer) of each sample
+    owners_train: Array | None = None
     owners_test: Array | None = None
-    mean: tuple[float, ...] = ()  # per channel of x / 255; () = no normalisation
+    mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    labels: tuple[str, ...] = ()  # class names, if known
+    labels: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample as a net sees it: (c, h, w), or the vector's shape."""
+        """The shape of one sample as a net sees it: (c, h, w), or the vector's shape."""
         one = self.x_train.shape[1:]
         return (one[2], one[0], one[1]) if self.x_train.dtype == np.uint8 else one
 
     def pooled(self) -> DataSet:
-        """Train and test merged into the training pool, the test part empty."""
+        """This data set with its test samples moved to the end of the training part."""
         owners = None
         if self.owners_train is not None:
             if self.owners_test is None:
                 raise UsageError(
-                    f"{self.name} names the owners of its training samples only: train and test cannot pool."
+                    f"{self.name} has owners of its training samples only: expected owners of its test samples, too, "
+                    "to pool the two."
                 )
             owners = np.concatenate([self.owners_train, self.owners_test])
         return replace(
@@ -55,8 +72,11 @@ class DataSet:
         )
 
 
-def held_out(groups: Array, take: Callable[[int], int]) -> Array:
-    """A fixed mask: of each group of n samples, `take(n)` drawn at random."""
+def holdout_mask(groups: Array, take: Callable[[int], int]) -> Array:
+    """Which samples to hold out: `take(n)` random ones of each group of n. The same groups give the same mask.
+
+    groups: the group of each sample, such as its class or its owner.
+    """
     # The raw bits of PCG64 are promised not to change between numpy versions; Generator's methods are not.
     key = np.random.PCG64(0).random_raw(len(groups))
     order = np.lexsort((key, groups))
@@ -67,20 +87,25 @@ def held_out(groups: Array, take: Callable[[int], int]) -> Array:
     return mask
 
 
-def share(part: int) -> Callable[[int], int]:
-    """One in `part`, rounded, at least one, and never the whole group."""
-    return lambda n: min(max(1, (n + part // 2) // part), n - 1)
+def one_in(parts: int) -> Callable[[int], int]:
+    """How many of n samples to hold out: n / parts, rounded, at least one, never all n.
+
+    >>> fifth = one_in(5)
+    >>> [fifth(n) for n in (1, 2, 7, 8, 100)]
+    [0, 1, 1, 2, 20]
+    """
+    return lambda n: min(max(1, (n + parts // 2) // parts), n - 1)
 
 
-def divide(arrays: Arrays, mask: Array) -> Arrays:
-    """The training arrays cut in two: what `mask` marks is the test part."""
+def split_off_test(arrays: Arrays, mask: Array) -> Arrays:
+    """The training arrays in two: the samples that `mask` marks become the test part."""
     train = {key: value[~mask] for key, value in arrays.items() if key.endswith("_train")}
     test = {key.replace("_train", "_test"): value[mask] for key, value in arrays.items() if key.endswith("_train")}
     return train | test
 
 
 def owner_codes(arrays: Arrays) -> tuple[Array | None, Array | None]:
-    """u_train and u_test as int64: numbers are kept, text is numbered in sorted order."""
+    """The owners u_train and u_test as int64: integers are kept, text is numbered in sorted order. None if absent."""
     known = [arrays[key] for key in ("u_train", "u_test") if key in arrays]
     if not known:
         return None, None
@@ -92,7 +117,7 @@ def owner_codes(arrays: Arrays) -> tuple[Array | None, Array | None]:
 
 
 def as_images(x: Array) -> Array:
-    """uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] -> [n, h, w, c], contiguous."""
+    """Images uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] as contiguous [n, h, w, c]."""
     channels = (1, 3, 4)
     if x.ndim == 3:
         x = x[..., None]
@@ -102,12 +127,12 @@ def as_images(x: Array) -> Array:
 
 
 def moments(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x / 255 per channel, of images uint8 [n, h, w, c]."""
+    """Mean and standard deviation of x / 255 per channel, of images uint8 [n, h, w, c]; 1 for a constant channel."""
     mean, std = [], []
     for channel in range(x.shape[3]):
         # From the histogram: exact, and no float copy of the images.
-        share_of = np.bincount(x[..., channel].ravel(), minlength=256) / x[..., channel].size
+        frequency = np.bincount(x[..., channel].ravel(), minlength=256) / x[..., channel].size
         level = np.arange(256) / 255
-        mean.append(float(share_of @ level))
-        std.append(float(np.sqrt(share_of @ (level - mean[-1]) ** 2)) or 1.0)  # a constant channel divides by 1
+        mean.append(float(frequency @ level))
+        std.append(float(np.sqrt(frequency @ (level - mean[-1]) ** 2)) or 1.0)
     return tuple(mean), tuple(std)

@@ -1,4 +1,4 @@
-"""A public set D0 of the user's own, on the server, in place of one that the split cuts from the clients' pool."""
+"""A public set D0 of the user's own on the server, instead of one that the split takes from the training pool."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ import numpy as np
 
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import DataSet
-from fedskew.data.split.chain import Partition
+from fedskew.data.split.partition import Partition
 
 
 def with_public(data: DataSet, partition: Partition, public: DataSet) -> tuple[DataSet, Partition]:
-    """The pool with D0's samples (train and test parts together) behind the clients', and a deal that says so."""
+    """Append all samples of `public` (its training and test parts) to the training pool, as the partition's public set.
+
+    The clients' indices stay valid. Raises `UsageError` if the partition has a public set already, or if samples or
+    classes of `public` are not those of `data`.
+    """
     if len(partition.public):
         raise UsageError(
             f"the server has two public sets, {public.name} and the {len(partition.public)} samples that the split "
-            "sets aside: leave out public= or the split's public:..."
+            "takes from the pool: expected one; leave out public= or the split's public:..."
         )
-    own = replace(public, owners_train=None).pooled()
-    if (own.x_train.dtype, own.shape) != (data.x_train.dtype, data.shape):
-        raise UsageError(f"the public set {own.name} has {_samples(own)}, {data.name} has {_samples(data)}.")
-    if own.classes != data.classes or (own.labels and own.labels != _names(data)):
-        raise UsageError(f"the public set {own.name} has {_classes(own)}, {data.name} has {_classes(data)}.")
-    x, y = np.concatenate([data.x_train, own.x_train]), np.concatenate([data.y_train, own.y_train])
+    server = replace(public, owners_train=None).pooled()
+    if (server.x_train.dtype, server.shape) != (data.x_train.dtype, data.shape):
+        raise UsageError(
+            f"the public set {server.name} has {_samples(server)}: expected {_samples(data)} ({data.name})."
+        )
+    if server.classes != data.classes or (server.labels and server.labels != _names(data)):
+        raise UsageError(
+            f"the public set {server.name} has {_classes(server)}: expected {_classes(data)} ({data.name})."
+        )
+    x, y = np.concatenate([data.x_train, server.x_train]), np.concatenate([data.y_train, server.y_train])
     return replace(data, x_train=x, y_train=y), replace(partition, public=np.arange(len(data.y_train), len(y)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, DataSet
-from fedskew.data.split.chain import Partition, Parts
+from fedskew.data.split.partition import Partition, Parts
 from fedskew.deploy.messages import SiteFacts, Task
 from fedskew.experiment.assemble import world_of
 from fedskew.experiment.config import Experiment

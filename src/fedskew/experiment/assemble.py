@@ -16,7 +16,8 @@ from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
-from fedskew.data.split.chain import Partition, Parts, make_partition, newcomers, portion
+from fedskew.data.split.chain import make_partition
+from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
@@ -141,7 +142,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     holdout = experiment.holdout
     parts = portion(partition, validation=holdout.validation, test=holdout.test, seed=experiment.seed)
     population = len(parts)
-    new = newcomers(population, holdout.newcomers, experiment.seed) if holdout.newcomers else ()
+    new = draw_newcomers(population, holdout.newcomers, experiment.seed) if holdout.newcomers else ()
     members = tuple(c for c in range(population) if c not in set(new))
     size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:

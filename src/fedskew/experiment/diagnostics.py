@@ -19,7 +19,6 @@ from fedskew.federation.wire import decode
 from fedskew.federation.world import World
 
 CLIENTS = 10  # at most so many clients' heads are compared
-DIAGNOSED = ("eigenvalue_spread", "head_distance")  # the figures that `diagnose` computes
 EPSILON = 1e-8  # added to variances, so that a constant feature correlates with nothing
 
 

@@ -154,7 +154,7 @@ class Run(BaseRun):
                 first = self.start[0] if self.start else 0
                 with tracked(self.trackers, folder, self.experiment.as_dict(), first) as track:
                     for record in self._rounds():
-                        track(record.as_dict())
+                        track(record)
                         yield record
         finally:
             if self.directory is not None:

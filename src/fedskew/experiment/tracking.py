@@ -1,7 +1,7 @@
-"""Trackers people already use, as further readers of a run's records: TensorBoard, MLflow, Weights & Biases.
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
-A tracker gets one set of named numbers a round, the settings first and the closing figures last. It only
-listens: a run has the same bits with and without, and goes on when a tracker fails.
+A tracker gets the settings first, then one set of named numbers per round. It never influences a run: results are
+bit-identical with and without trackers, and the run continues if a tracker fails.
 """
 
 from __future__ import annotations
@@ -15,30 +15,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from fedskew.core.settings import choose, library
+from fedskew.evaluation.figures import round_costs
+from fedskew.federation.protocol import Record
 
 log = logging.getLogger("fedskew")
-MEMORY = "track.json"  # in a run's directory: under which name each tracker knows the run
+IDENTIFIERS = "track.json"  # in a run's directory: the name by which each tracker knows the run
 
 
 class Tracker(Protocol):
+    """Receives a run's settings and records."""
+
     def begin(self, folder: Path, settings: dict[str, Any], first: int) -> None:
-        """A run starts, or is taken up at round `first`."""
+        """A run starts (`first` is 0) or is resumed at round `first`. `folder` is the run's directory."""
         ...
 
-    def record(self, figures: dict[str, float], step: int) -> None: ...
+    def record(self, figures: dict[str, float], step: int) -> None:
+        """The numbers of one round, by name (see `scalars`); `step` is the round, counted from 1."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """The run ended or stopped."""
+        ...
 
 
 class TensorBoard:
-    """Event files in `<run>/tensorboard`: tensorboard --logdir runs"""
+    """Writes event files to `<run>/tensorboard`; view them with `tensorboard --logdir runs`."""
 
     def __init__(self) -> None:
         self.package = library("tensorboardX", "tensorboard")
 
     def begin(self, folder: Path, settings: dict[str, Any], first: int) -> None:
-        # a file's name holds the second it was begun in: the suffix keeps what was taken up at once apart
+        # file names contain the second of their creation: the suffix keeps a quick resume from reusing the name
         self.writer = self.package.SummaryWriter(
             str(folder / "tensorboard"), purge_step=first + 1 if first else None, filename_suffix=f".{first}"
         )
@@ -53,7 +63,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of the experiment `fedskew`, where MLFLOW_TRACKING_URI says, else in ./mlruns."""
+    """Logs a run of the experiment `fedskew` to MLFLOW_TRACKING_URI, or to ./mlruns if that is not set."""
 
     def __init__(self) -> None:
         self.package = library("mlflow", "mlflow")
@@ -63,10 +73,10 @@ class MLflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             self.package.set_tracking_uri(Path("mlruns").absolute().as_uri())
         self.package.set_experiment("fedskew")
-        known = remembered(folder, "mlflow", lambda: "") if first else ""
+        known = identifier(folder, "mlflow", lambda: "") if first else ""
         run = self.package.start_run(run_id=known or None, run_name=None if known else folder.name)
         if not known:
-            remembered(folder, "mlflow", lambda: str(run.info.run_id), anew=True)
+            identifier(folder, "mlflow", lambda: str(run.info.run_id), renew=True)
             self.package.log_params(flat(settings))
 
     def record(self, figures: dict[str, float], step: int) -> None:
@@ -77,13 +87,13 @@ class MLflow:
 
 
 class WandB:
-    """A run of the project `fedskew`; WANDB_MODE=offline keeps it on this machine."""
+    """Logs a run of the project `fedskew`; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self) -> None:
         self.package = library("wandb", "wandb")
 
     def begin(self, folder: Path, settings: dict[str, Any], first: int) -> None:
-        name = remembered(folder, "wandb", lambda: uuid.uuid4().hex[:12], anew=not first)
+        name = identifier(folder, "wandb", lambda: uuid.uuid4().hex[:12], renew=not first)
         folder.mkdir(parents=True, exist_ok=True)
         self.run = self.package.init(
             project="fedskew", id=name, name=folder.name, config=settings, dir=str(folder), resume="allow"
@@ -100,15 +110,15 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflo
 
 
 def trackers(names: Sequence[str]) -> list[Tracker]:
-    """By name; one whose package is missing is said at once."""
+    """Trackers by name. Raises `UsageError` for an unknown name or a package that is not installed."""
     return [choose("tracker", name, TRACKERS)() for name in names]
 
 
-def remembered(folder: Path, tracker: str, make: Callable[[], str], *, anew: bool = False) -> str:
-    """The name a tracker gave this run, or a new one."""
-    path = folder / MEMORY
+def identifier(folder: Path, tracker: str, make: Callable[[], str], *, renew: bool = False) -> str:
+    """The name by which a tracker knows the run in this folder. If there is none, or with `renew`, `make` makes one."""
+    path = folder / IDENTIFIERS
     names: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    if anew or tracker not in names:
+    if renew or tracker not in names:
         names[tracker] = make()
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(names))
@@ -116,18 +126,21 @@ def remembered(folder: Path, tracker: str, make: Callable[[], str], *, anew: boo
 
 
 def flat(values: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a/b": 1}."""
+    """Nested tables as one: {"a": {"b": 1}} gives {"a/b": 1}. `above` is put before every key."""
     made: dict[str, Any] = {}
     for key, value in values.items():
         made |= flat(value, f"{above}{key}/") if isinstance(value, dict) else {f"{above}{key}": value}
     return made
 
 
-def scalars(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of one record, by name: metrics in the words of evaluate.py, training/..., cost/..."""
-    costs = {key: record[key] for key in ("client_seconds", "server_seconds", "seconds")}
-    costs |= {key: sum(record[key].values()) for key in ("bytes_up", "bytes_down")} | {"lost": len(record["lost"])}
-    everything = {**(record["metrics"] or {}), "training": record["training"], "cost": costs}
+def scalars(record: Record) -> dict[str, float]:
+    """The numbers of one record, by name.
+
+    Metrics are named by their place (global/accuracy, see `fedskew.evaluation.figures`), what clients report about
+    training training/<name>, and costs cost/<key>. Lists, such as accuracies by class, are left out.
+    """
+    metrics = {} if record.metrics is None else msgspec.to_builtins(record.metrics)
+    everything = {**metrics, "training": record.training, "cost": round_costs(record)}
     return {
         name: float(value)
         for name, value in flat(everything).items()
@@ -138,28 +151,31 @@ def scalars(record: dict[str, Any]) -> dict[str, float]:
 @contextmanager
 def tracked(
     trackers: list[Tracker], folder: Path, settings: dict[str, Any], first: int
-) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A run's trackers while it lasts, from round `first` on; call what is yielded with each record."""
-    listening: list[Tracker] = []
+) -> Iterator[Callable[[Record], None]]:
+    """Keep trackers open during a run; call what is yielded with each record.
 
-    def each(asked: list[Tracker], act: Callable[[Tracker], None]) -> None:
-        for tracker in list(asked):
+    A tracker that raises is logged as a warning and left out from then on.
+    """
+    active: list[Tracker] = []
+
+    def each(chosen: list[Tracker], act: Callable[[Tracker], None]) -> None:
+        for tracker in list(chosen):
             try:
                 act(tracker)
             except Exception as error:
                 log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
-                if tracker in listening:
-                    listening.remove(tracker)
+                if tracker in active:
+                    active.remove(tracker)
             else:
-                if tracker not in listening:
-                    listening.append(tracker)
+                if tracker not in active:
+                    active.append(tracker)
 
-    def tell(record: dict[str, Any]) -> None:
+    def send(record: Record) -> None:
         figures = scalars(record)
-        each(listening, lambda tracker: tracker.record(figures, record["round"] + 1))
+        each(active, lambda tracker: tracker.record(figures, record.round + 1))
 
     each(trackers, lambda tracker: tracker.begin(folder, settings, first))
     try:
-        yield tell
+        yield send
     finally:
-        each(listening, lambda tracker: tracker.close())
+        each(active, lambda tracker: tracker.close())

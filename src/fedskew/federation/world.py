@@ -24,7 +24,7 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.data.dataset import DataSet
-from fedskew.data.split.chain import Partition, Parts
+from fedskew.data.split.partition import Partition, Parts
 from fedskew.evaluation.scores import ClientScore, Score, score
 
 CHUNK = 2000  # test samples per job; fixed, so that sums do not depend on the number of workers

@@ -1,14 +1,16 @@
-"""Central: one client that holds everybody's training data. The control: what federation costs.
+"""Central: one client holds the training data of all. The control that shows what federation costs.
 
-It trains as long as all clients together: the same epochs a round, over all samples at once.
+In each round it trains as many epochs as a client would, over all samples: as long as all clients together.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedskew.core.method import Method
 
 
 @dataclass(frozen=True)
 class Central(Method):
-    pooled: ClassVar[bool] = True
+    """Control without a split: one client holds the training data of all."""
+
+    terms_off = {}  # on data that are split it is FedAvg; the experiment pools them
+    pooled = True

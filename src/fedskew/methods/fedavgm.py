@@ -1,20 +1,21 @@
 """FedAvgM: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification.
 
-Hsu, Qi, Brown. 2019. arXiv:1909.06335
+Hsu, Qi, Brown. Preprint, 2019. arXiv:1909.06335
 
-Server momentum, with D = x - sum_{i in S} p_i y_i, the server's pseudo-gradient:
+Momentum on the server, with its pseudo-gradient D = x - sum_{i in S} p_i y_i, p_i = n_i / n:
     heavy-ball   v <- beta v + D,              x <- x - server_lr v    (as in the paper)
     dampened     v <- beta v + (1 - beta) D,   x <- x - server_lr v
     nesterov     v <- beta v + D,              x <- x - server_lr (D + beta v)
 The variants are not interchangeable: dampened starts with (1 - beta) of FedAvg's step.
-Buffers (batch-norm statistics) have no velocity: plain mean.
+Buffers (batch-norm statistics) have no momentum: weighted mean.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive, Share
@@ -22,9 +23,25 @@ from fedskew.core.training import Positive, Share
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    beta: Share = 0.9  # the original's choices are 0 to 0.997; FL-bench's pick
-    server_lr: Positive = 1.0  # the original's
-    variant: Literal["heavy-ball", "dampened", "nesterov"] = "heavy-ball"  # the original's
+    """FedAvg with momentum on the server."""
+
+    paper = Paper(
+        title="Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+        authors="Hsu, Qi, Brown",
+        venue="Preprint, 2019",
+        link="arXiv:1909.06335",
+    )
+    terms_off = {"beta": 0.0}
+
+    beta: Share = setting(
+        0.9,
+        help="Momentum of the server; 0 (with server_lr 1) gives FedAvg.",
+        source="FL-bench's choice; the paper tries 0 to 0.997",
+    )
+    server_lr: Positive = setting(1.0, help="Learning rate of the server.", source="the paper", search=(0.1, 3.0))
+    variant: Literal["heavy-ball", "dampened", "nesterov"] = setting(
+        "heavy-ball", help="Form of momentum, see the equations.", source="the paper"
+    )
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
@@ -33,7 +50,7 @@ class FedAvgM(Method):
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         if self.beta == 0 and self.server_lr == 1:  # x - (x - y) is y only up to rounding
             return super().aggregate(site, server, updates)
-        x, fresh = server["parameters"], mean(updates)
+        x, fresh = server["parameters"], mean_of(updates)
         D = x - fresh["parameters"]
         v = server["velocity"] * self.beta + D * (1 - self.beta if self.variant == "dampened" else 1)
         step = D + v * self.beta if self.variant == "nesterov" else v

@@ -2,12 +2,12 @@
 
 Oh, Kim, Yun. ICLR 2022. arXiv:2106.06042
 
-Algorithm 1, client: the body by SGD; the head stays at its random initial value, the same everywhere
+Algorithm 1, client: SGD on the body; the head keeps its random initial values, the same at all clients
 Algorithm 1, server: body = mean of the cohort's bodies
 Section 5: a client personalises the received model by fine-tuning it on its own data
-The global model is (body, initial head), and it is what FedCRC's table reports.
-Departure: the head is known to all by its seed, so it never crosses the wire.
-Departure: fine-tuning has the learning rate of its round.
+The global model is (body, initial head), the one that FedCRC's table reports.
+Departure: every site makes the head from the seed, so it is never sent.
+Departure: fine-tuning uses the learning rate of the round.
 """
 
 from collections.abc import Iterable
@@ -15,21 +15,39 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedskew.core.fit import fit
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Natural
 
-TUNED = {"head": "head.", "all": ""}
+TUNED = {"head": "head.", "all": ""}  # prefixes of the parameters that fine-tuning moves
 
 
 @dataclass(frozen=True)
 class FedBABU(Method):
+    """Trains and averages the body only; the head keeps its initial values until a client fine-tunes the model."""
+
+    paper = Paper(
+        title="FedBABU: Towards Enhanced Representation for Federated Image Classification",
+        authors="Oh, Kim, Yun",
+        venue="ICLR 2022",
+        link="arXiv:2106.06042",
+    )
+    terms_off = None  # the head never trains
     personal = ("head.",)
 
-    weighting: Literal["uniform", "samples"] = "uniform"  # the authors' code; FedCRC weights by samples
-    finetune: Literal["none", "head", "all"] = "all"  # the original's personal model; none: the global model
-    finetune_epochs: Natural = 5  # the original's
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform",
+        help="Weights of clients in the mean: all equal, or by number of samples.",
+        source="the authors' code; FedCRC's comparison weights by samples",
+    )
+    finetune: Literal["none", "head", "all"] = setting(
+        "all",
+        help="What a client fine-tunes for its personal model; none: it deploys the global one.",
+        source="the paper",
+    )
+    finetune_epochs: Natural = setting(5, help="Epochs of fine-tuning.", source="the paper")
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         site.load(broadcast, state)
@@ -37,7 +55,7 @@ class FedBABU(Method):
         return self.report(site, {"loss": done.loss}), state | site.keeps()
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, uniform=self.weighting == "uniform"))
+        return server | overlay(server, mean_of(updates, uniform=self.weighting == "uniform"))
 
     def personalise(self, site: Site, broadcast: Payload, state: Payload) -> Payload:
         model = super().personalise(site, broadcast, state)

@@ -1,6 +1,6 @@
 """FedCRC: Federated Learning with Common Representation Learning Criterion and Personalized Predictor.
 
-Wang, Xie, Yu, Qu, Zhang, Cao. Hohai University.
+Wang, Xie, Yu, Qu, Zhang, Cao. Hohai University
 
 Eq. 4: f'   minimises CE(h_g(f(x)), y)                          over f, from f_g; h_g frozen
 Eq. 5: h_i' minimises CE(h_i(z), y),  z = f'(x)                 over h_i, from its last value, at first h_g
@@ -8,26 +8,26 @@ Eq. 6: L_h = KL(softmax(h_i(z)) || softmax(h(z)))               the global predi
 Eq. 7: h_gi minimises CE(h(z), y) + L_h                         over h, from h_g; f', h_i frozen
 Eq. 8: f_g = sum (n_i / n) f_i',  h' = sum (n_i / n) h_gi       n = sum of n_i over the cohort
 Eq. 9: h_g <- tau h_g + (1 - tau) h'
-Global model (f_g, h_g); personal model (f_g, h_i), with h_g for a client that has no h_i yet. h_i never leaves.
-Reading: "5 epochs" are epochs of each step. Eq. 6 has the arguments in the order of torch's KLDivLoss.
-Departure: without augmentation steps 2 and 3 see features that are computed once, in evaluation mode.
+The global model is (f_g, h_g), the personal one (f_g, h_i), with h_g until the client has an h_i. h_i is never sent.
+Reading: "5 epochs" are epochs of each step.
+Reading: Eq. 6 prints its arguments in the order of torch's KLDivLoss.
+Departure: without augmentation, Eq. 5 and 7 use features that are computed once, in evaluation mode.
 """
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net
-from fedskew.core.samples import Data
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Natural
@@ -37,18 +37,35 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class FedCRC(Method):
-    tau: Annotated[float, Meta(ge=0, le=1)] = 0.99  # the paper's; 0 is plain averaging, 1 never moves h_g
-    epochs: tuple[Natural, Natural, Natural] | None = None  # of Eq. 4, 5 and 7; None: the training's (the paper's 5)
-    kl: bool = True  # the paper's; False leaves L_h out of Eq. 7
-    eval_refresh: bool = False  # True: before a test every client fits its h_i to the f_g it receives
+    """Trains a shared body, a personal head and a slowly moving global head one after the other."""
+
+    paper = Paper(
+        title="Federated Learning with Common Representation Learning Criterion and Personalized Predictor",
+        authors="Wang, Xie, Yu, Qu, Zhang, Cao",
+        venue="Hohai University",
+    )
+    terms_off = None  # body and heads always train one after the other
+
+    tau: Annotated[float, Meta(ge=0, le=1)] = setting(
+        0.99, help="Share of the old h_g in Eq. 9; 0: plain averaging, 1: h_g never moves.", source="the paper"
+    )
+    epochs: tuple[Natural, Natural, Natural] | None = setting(
+        None, help="Epochs of Eq. 4, 5 and 7; None: those of the training.", source="the paper, which trains 5 epochs"
+    )
+    kl: bool = setting(True, help="Add L_h to Eq. 7; False: cross entropy alone.", source="the paper")
+    eval_refresh: bool = setting(
+        False,
+        help="True: before its evaluation every client fits its h_i to the received f_g.",
+        source="the paper; True is ours",
+    )
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         extractor, local, shared = self.epochs or (None, None, None)
-        site.load(state, broadcast)  # what was received lies over the client's own predictor
+        site.load(state, broadcast)  # the received h_g takes precedence over the client's h_i
         first = fit(site, site.loss, train="body.", epochs=extractor)
         trained = site.model()  # f', h_g
 
-        heads = on_features(site)
+        heads = site.head_only()
         heads.load(trained, {"parameters": state.get("parameters", Tensors())})
         second = fit(heads, site.loss, train=HEAD, epochs=local)
         own = heads.parameters().split(HEAD)[1]
@@ -76,26 +93,12 @@ class FedCRC(Method):
         model = super().personalise(site, broadcast, state)
         if not self.eval_refresh:
             return model
-        heads = on_features(site)
+        heads = site.head_only()
         fit(heads, site.loss, train=HEAD, epochs=self.epochs and self.epochs[1])
         site.load(model, heads.model())
         return site.model()
 
 
 def guided_loss(shared: Tensor, own: Tensor, y: Tensor) -> Tensor:
-    """Eq. 7 of logits [batch, classes]; in logits its gradient is 2 p_shared - onehot(y) - p_own, over the batch."""
+    """Eq. 7 of logits [batch, classes]: of h (`shared`) and of h_i (`own`)."""
     return cross_entropy(shared, y) + imitation(shared, own)
-
-
-def on_features(site: Site) -> Site:
-    """The site seen from behind its body: a copy of the head as the net, features as the data.
-
-    Names and losses hold as they are. It is the site itself where augmentation makes every pass's features
-    different, or where there is nothing to see.
-    """
-    if site.training.augment or not len(site.data):
-        return site
-    # a copy, because a flat step would move the head's parameters out of the whole net's buffer
-    net = Net(nn.Identity(), copy.deepcopy(site.net.head), site.net.features)
-    features = site.infer(site.net.body)
-    return replace(site, net=net, data=Data(features, site.data.labels, torch.arange(len(features))), spares=[])

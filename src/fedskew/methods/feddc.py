@@ -6,18 +6,19 @@ Algorithm 1, for the cohort S of N clients; drift h_i and gradients g_i, g start
     client   y_i <- argmin_w f_i(w) + alpha/2 |w - (x - h_i)|^2 + <w, g - g_i>
              h_i <- h_i + D_i,   g_i+ <- g_i - g - D_i / (K lr)
     server   x <- mean_{i in S} y_i + mean_{all N} h_i,   g <- g + 1/N sum_{i in S} (g_i+ - g_i)
-The server follows the mean of the h_i, silent clients included, from the y_i alone.
-Departure: under momentum, K is the number of plain steps that would have led as far.
-Departure: all clients count the same, K and lr are the client's and the round's own (the authors' code scales
-alpha and g by the client's share of the samples, takes K from the mean client and lr from the first round).
-Buffers (batch-norm statistics) have no gradient, hence no correction: plain mean, uniform as the parameters'.
+The server computes the mean of the h_i over all N, clients outside the cohort included, from the y_i alone.
+Departure: under momentum, K is the number of plain steps that would have moved as far.
+Departure: all clients have the same weight (the authors' code scales alpha and g by the client's share of the samples).
+Departure: K and lr are the client's and the round's (the authors' code: of the mean client and the first round).
+Buffers (batch-norm statistics) have no gradient, hence no correction: uniform mean.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive
@@ -26,7 +27,22 @@ from fedskew.methods._shared.control_variates import Counted, effective_steps, n
 
 @dataclass(frozen=True)
 class FedDC(Method):
-    alpha: Positive = 0.01  # the original's for CIFAR; 0.1 for MNIST and its kin
+    """Tracks each client's drift from the global model and corrects for it on both sides."""
+
+    paper = Paper(
+        title="FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction",
+        authors="Gao, Fu, Li, Chen, Xu, Xu",
+        venue="CVPR 2022",
+        link="arXiv:2203.11751",
+    )
+    terms_off = None  # without alpha the drift and gradient corrections would remain
+
+    alpha: Positive = setting(
+        0.01,
+        help="Weight of |w - (x - h_i)|^2 / 2 in each client's loss.",
+        source="the paper's for CIFAR; it has 0.1 for MNIST and similar sets",
+        search=(0.001, 0.3),
+    )
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
@@ -54,7 +70,7 @@ class FedDC(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         S = Counted(updates)
-        fresh = mean(S, groups=(*MODEL, "gradient"), uniform=True)
+        fresh = mean_of(S, groups=(*MODEL, "gradient"), uniform=True)
         share = S.count / site.population
         g = server["gradient"] + fresh.pop("gradient") * share
         h = server["drift"] + (fresh["parameters"] - server["parameters"]) * share

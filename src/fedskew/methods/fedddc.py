@@ -2,7 +2,7 @@
 
 Wang, Li, Li, Hu, Wang. Frontiers of Information Technology & Electronic Engineering 2024. doi:10.1631/FITEE.2300284
 
-Clients are FedAvg's. S are those of a round, F(x; w) logits, f(x; w) features, D0 the server's public set.
+Clients are FedAvg's. S is the cohort, F(x; w) are logits, f(x; w) features, D0 is the server's public set.
     Eq. 2:       w_g  = sum_{k in S} n_k / n w_k
     Eq. 3 to 8:  R_k  = U_k / L_k;  L_k mean cross entropy, U_k mean logit of the target class, of w_k on D0
     Eq. 9, 10:   w_tl = sum_{k in S} Q_k w_k,  Q = softmax(R)                            (TLCR)
@@ -14,18 +14,18 @@ Clients are FedAvg's. S are those of a round, F(x; w) logits, f(x; w) features, 
     Eq. 23:      w_g after J steps of Adam on L over D0 is sent
 Tables 2 to 4: (a) dfl=none,ec=false,led=false; (b) ec=false,led=false; (c) dfl=none,led=false; (d) led=false;
 (e) ec=false; (f) dfl=none; (g) as it is; (h) dfl=tlcr,ec=false,led=false; (i) dfl=crb,ec=false,led=false;
-Traditional-KD: kd=traditional. FedAvg fine-tuned on D0, the control: lam=1.
-Without LED w_g is sent and the ensemble tested beside it; where that is one model (h, i), the model is sent. Without EC
-the teacher is the plain sum of logits. A model that DFL does not make is w_g.
-Reading: sums over S; I counts steps of cRB; TLCR is done once a round; w_tl is the whole model.
+Traditional-KD: kd=traditional. The control, FedAvg fine-tuned on D0: lam=1.
+Without LED, w_g is sent and the ensemble is evaluated beside it; where it is a single model (h, i), that model is sent.
+Without EC, the teacher is the sum of logits. A model that DFL does not make is replaced by w_g.
+Reading: sums run over S; I counts steps of cRB; TLCR is done once a round; w_tl is the whole model.
 Reading: a, b, v are trained on CE over D0 by I steps of Adam, kept with its moments between rounds, as in FEDIC's code.
-Departure: Eq. 17's denominators get the exp they lack. L_k is at least 1e-8.
-Departure: teachers see D0 as it is, the student augmented if the clients are.
+Departure: exp is added to the denominators of Eq. 17, where it is missing. L_k is at least 1e-8.
+Departure: augmentation, if clients use it, applies to the student's batches, not to the teachers'.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from msgspec import Meta
@@ -33,31 +33,32 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import Method, Update, mean, model_of, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, model_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
 from fedskew.methods._shared.distillation import (
-    View,
+    Predictions,
     calibrate,
     calibrated,
-    kept,
     mean_features,
     no_moments,
     on_server,
-    restored,
-    taught,
-    trained,
-    view,
+    predict,
+    stack_models,
+    train_model,
+    train_student,
+    unstack_models,
 )
 
-CALIBRATION, ADAM = "calibration", "adam"  # groups of the server's state
-TEAM, CLIENTS = "team", "clients"  # models kept for the ensemble
+CALIBRATION, ADAM = "calibration", "adam"  # groups of the server's payload
+TEAM, CLIENTS = "team", "clients"  # groups that hold the models of the ensemble
 Form = Literal["literal", "signed"]
 
 
 def target_loss(logits: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """U and L of each client, [K], from logits [K, n, C]; `signed` centres the logits of a sample for U."""
+    """U and L of each client, [K], from logits [K, n, C]; `signed` subtracts the mean of a sample's logits for U."""
     z, rows = logits.double(), torch.arange(len(y))
     L = z.logsumexp(2) - z[:, rows, y]
     U = (z - z.mean(2, keepdim=True) if form == "signed" else z)[:, rows, y]
@@ -65,13 +66,13 @@ def target_loss(logits: Tensor, y: Tensor, form: Form) -> tuple[Tensor, Tensor]:
 
 
 def confidence(U: Tensor, L: Tensor, form: Form, temperature: float = 1.0) -> Tensor:
-    """Q. Where U < 0 the literal R = U / L prefers the larger loss; `signed` takes U L there."""
+    """Q [K]. Where U < 0, R = U / L (`literal`) prefers the larger loss; `signed` uses U L there."""
     R = U / L if form == "literal" else torch.where(U < 0, U * L, U / L)
     return (R / temperature).softmax(0)
 
 
 class Inputs(NamedTuple):
-    """What the ensemble is made of, a row a sample."""
+    """What the ensemble's logits are computed from, one row per sample."""
 
     z_tl: Tensor  # F(x; w_tl), [n, C]
     z_cr: Tensor  # [n, C]
@@ -79,49 +80,79 @@ class Inputs(NamedTuple):
 
 
 def ensembled(c: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-    """z_ec."""
+    """z_ec [n, C] of the calibration c."""
     return calibrated(c, inputs.z_tl, inputs.z_cr, inputs.g @ c["v"])
 
 
 @dataclass(frozen=True)
 class FedDDC(Method):
-    public: ClassVar[bool] = True
+    """The server re-weights and re-trains models on a public set, combines them and distils them into one."""
 
-    dfl: Literal["both", "tlcr", "crb", "none"] = "both"  # the paper's
-    ec: bool = True  # the paper's
-    led: bool = True  # the paper's
-    tlcr: Form = "literal"  # the paper's; signed: ours, sound for negative logits
-    tlcr_temp: Positive = 1.0  # the paper's; divides R
-    crb_scope: Literal["all", "head"] = "all"  # Eq. 11; head: its text
-    unit_gate: bool = False  # the paper's; True: g / |g|, which cannot saturate the gate
-    kd: Literal["dkd", "traditional"] = "dkd"  # the paper's; traditional: KL(teacher || student)
-    lam: Annotated[float, Meta(ge=0, le=1)] = 0.5  # the paper's lambda
-    alpha: NotNegative = 1.0  # the paper's
-    beta: NotNegative = 2.0  # the paper's
-    T: Positive = 1.0  # the paper's; logits over T, times T^2
-    I: Natural = 100  # the paper's
-    J: Natural = 100  # the paper's; 0: FedAvg
-    lr: Positive = 0.002  # the paper's
-    weight_decay: NotNegative = 2e-4  # FEDIC's, of cRB and LED
-    batch: Count = 20  # FEDIC's, of cRB and EC
-    led_batch: Count = 128  # FEDIC's
+    paper = Paper(
+        title="Federated Learning on Non-IID and Long-tailed Data via Dual-decoupling",
+        authors="Wang, Li, Li, Hu, Wang",
+        venue="Frontiers of Information Technology & Electronic Engineering 2024",
+        link="doi:10.1631/FITEE.2300284",
+    )
+    terms_off = {"J": 0}
+    quick = {"I": 3, "J": 3}
+    public = True
+
+    dfl: Literal["both", "tlcr", "crb", "none"] = setting(
+        "both", help="Models made beside w_g: w_tl (tlcr), w_cr (crb), both or none.", source="the paper"
+    )
+    ec: bool = setting(
+        True, help="Calibrate the ensemble (EC); False: the teacher is a sum of logits.", source="the paper"
+    )
+    led: bool = setting(
+        True, help="Distil into the model that is sent (LED); False: evaluate the ensemble.", source="the paper"
+    )
+    tlcr: Form = setting(
+        "literal",
+        help="R_k: literal, U / L as printed; signed, also sound for negative logits.",
+        source="the paper; signed is ours",
+    )
+    tlcr_temp: Positive = setting(1.0, help="Divides R before the softmax of Eq. 10.", source="the paper")
+    crb_scope: Literal["all", "head"] = setting(
+        "all", help="What cRB trains: the whole model, or the head.", source="the paper's Eq. 11; its text says head"
+    )
+    unit_gate: bool = setting(
+        False, help="True: the gate sees g / |g|, so that it cannot saturate.", source="the paper; True is ours"
+    )
+    kd: Literal["dkd", "traditional"] = setting(
+        "dkd", help="Distillation: decoupled, or KL(teacher || student).", source="the paper"
+    )
+    lam: Annotated[float, Meta(ge=0, le=1)] = setting(
+        0.5, help="lambda, the share of cross entropy in LED; 1: fine-tuning on D0 alone.", source="the paper"
+    )
+    alpha: NotNegative = setting(1.0, help="Weight of TCKD.", source="the paper")
+    beta: NotNegative = setting(2.0, help="Weight of NCKD.", source="the paper")
+    T: Positive = setting(1.0, help="Temperature of the distillation, with a factor T^2.", source="the paper")
+    I: Natural = setting(100, help="Steps of cRB and of the calibration.", source="the paper")
+    J: Natural = setting(100, help="Steps of LED; 0 gives FedAvg.", source="the paper")
+    lr: Positive = setting(0.002, help="Learning rate of Adam on the server.", source="the paper", search=(2e-4, 0.02))
+    weight_decay: NotNegative = setting(2e-4, help="Weight decay of cRB and LED.", source="FEDIC's code")
+    batch: Count = setting(20, help="Batch size of cRB and of the calibration.", source="FEDIC's code")
+    led_batch: Count = setting(128, help="Batch size of LED.", source="FEDIC's code")
 
     @property
     def reweights(self) -> bool:
+        """Whether w_tl is made (TLCR)."""
         return self.dfl in ("both", "tlcr")
 
     @property
     def rebalances(self) -> bool:
+        """Whether w_cr is made (cRB)."""
         return self.dfl in ("both", "crb")
 
     @property
     def ensembles(self) -> bool:
-        """Whether what is tested beside w_g is no single model."""
+        """Whether an ensemble of several models is evaluated beside w_g."""
         return not self.led and (self.ec or self.dfl == "both")
 
     @property
     def teaches(self) -> bool:
-        """Whether anybody looks at the teacher."""
+        """Whether the models of the ensemble are needed in this configuration."""
         return (self.J > 0 and self.lam < 1) if self.led else (self.ec or self.dfl != "none")
 
     def init_server(self, site: Site) -> Payload:
@@ -132,46 +163,47 @@ class FedDDC(Method):
         return server | {CALIBRATION: start, ADAM: no_moments(start)}
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        sent = list(updates)  # every model is needed at once
-        server = server | overlay(server, mean(sent))
+        sent = list(updates)  # all models are needed at once
+        server = server | overlay(server, mean_of(sent))
         w_g, teacher = model_of(server), None
         if self.teaches:
             clients = [model_of(update.payload) for update in sent]
-            views = [view(site, model) for model in clients] if self.ec or self.reweights else []
-            w_tl = self.reweighted(site, sent, views) if self.reweights else w_g
+            predictions = [predict(site, model) for model in clients] if self.ec or self.reweights else []
+            w_tl = self.reweighted(site, sent, predictions) if self.reweights else w_g
             w_cr = self.rebalanced(site, w_g) if self.rebalances else w_g
             if not self.led and not self.ensembles:
                 return server | (w_tl if self.reweights else w_cr)
-            inputs = self.inputs(site, w_tl, w_cr, views)
+            inputs = self.inputs(site, w_tl, w_cr, predictions)
             if self.ec:
                 server = server | self.tuned(site, server, inputs)
             if self.ensembles:
-                return server | kept(TEAM, [w_tl, w_cr]) | (kept(CLIENTS, clients) if self.ec else {})
+                return server | stack_models(TEAM, [w_tl, w_cr]) | (stack_models(CLIENTS, clients) if self.ec else {})
             teacher = self.combined(inputs, server)
         return server | self.distilled(site, w_g, teacher) if self.led else server
 
-    def reweighted(self, site: Site, sent: Sequence[Update], views: Sequence[View]) -> Payload:
-        """w_tl."""
-        U, L = target_loss(torch.stack([v.logits for v in views]), site.data.labels, self.tlcr)
+    def reweighted(self, site: Site, sent: Sequence[Update], predictions: Sequence[Predictions]) -> Payload:
+        """w_tl (Eq. 9)."""
+        U, L = target_loss(torch.stack([v.logits for v in predictions]), site.data.labels, self.tlcr)
         Q = confidence(U, L, self.tlcr, self.tlcr_temp).tolist()
-        return mean(replace(update, weight=q) for update, q in zip(sent, Q, strict=True))
+        return mean_of(replace(update, weight=q) for update, q in zip(sent, Q, strict=True))
 
     def rebalanced(self, site: Site, w_g: Payload) -> Payload:
-        """w_cr."""
+        """w_cr (Eq. 11)."""
         scope = "head." if self.crb_scope == "head" else ""
-        return trained(site, w_g, site.loss, self.adam(site, self.batch), self.I, train=scope)
+        return train_model(site, w_g, site.loss, self.adam(site, self.batch), self.I, train=scope)
 
     def adam(self, site: Site, batch: int) -> Training:
+        """Settings of cRB and LED."""
         return on_server(site, optimiser="adam", lr=self.lr, weight_decay=self.weight_decay, batch_size=batch)
 
-    def inputs(self, site: Site, w_tl: Payload, w_cr: Payload, views: Iterable[View]) -> Inputs:
-        """What the ensemble is made of, on the site's data; `views` are the clients'."""
-        tl, cr = view(site, w_tl), view(site, w_cr)
-        g = mean_features(views) * cr.features if self.ec else torch.empty(0)
+    def inputs(self, site: Site, w_tl: Payload, w_cr: Payload, predictions: Iterable[Predictions]) -> Inputs:
+        """The ensemble's inputs on the site's data; `predictions` are the clients'."""
+        tl, cr = predict(site, w_tl), predict(site, w_cr)
+        g = mean_features(predictions) * cr.features if self.ec else torch.empty(0)
         return Inputs(tl.logits, cr.logits, normalize(g, dim=-1) if self.unit_gate else g)
 
     def tuned(self, site: Site, server: Payload, inputs: Inputs) -> Payload:
-        """a, b, v and Adam's moments after this round's steps."""
+        """Groups of the server's payload: a, b, v and Adam's moments after this round's steps."""
         y = site.data.labels
 
         def loss(c: Mapping[str, Tensor], row: Tensor) -> Tensor:
@@ -183,7 +215,7 @@ class FedDDC(Method):
         return {CALIBRATION: c, ADAM: moments}
 
     def combined(self, inputs: Inputs, server: Payload) -> Tensor:
-        """The ensemble's logits: z_ec, or without EC the sum of what DFL makes."""
+        """The ensemble's logits: z_ec, or without EC the sum over the models that DFL makes."""
         if self.ec:
             return ensembled(server[CALIBRATION], inputs)
         if self.dfl == "both":
@@ -191,14 +223,14 @@ class FedDDC(Method):
         return inputs.z_tl if self.reweights else inputs.z_cr
 
     def distilled(self, site: Site, w_g: Payload, teacher: Tensor | None) -> Payload:
-        """w_g after LED; without a teacher, on D0's labels alone."""
+        """w_g after LED; without a teacher it trains on D0's labels alone."""
         training = self.adam(site, self.led_batch)
         if teacher is None:
-            return trained(site, w_g, site.loss, training, self.J)
-        return taught(site, w_g, teacher, self.lesson, training, self.J)
+            return train_model(site, w_g, site.loss, training, self.J)
+        return train_student(site, w_g, teacher, self.distillation_loss, training, self.J)
 
-    def lesson(self, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-        """Eq. 22."""
+    def distillation_loss(self, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
+        """Eq. 22 of logits [batch, classes]."""
         s, t = student / self.T, teacher / self.T
         if self.kd == "traditional":
             soft = imitation(s, t)
@@ -210,6 +242,6 @@ class FedDDC(Method):
     def ensemble(self, site: Site, server: Payload) -> Tensor | None:
         if not self.ensembles:
             return None
-        clients = (view(site, model) for model in restored(CLIENTS, server)) if self.ec else ()
-        w_tl, w_cr = restored(TEAM, server)
+        clients = (predict(site, model) for model in unstack_models(CLIENTS, server)) if self.ec else ()
+        w_tl, w_cr = unstack_models(TEAM, server)
         return self.combined(self.inputs(site, w_tl, w_cr, clients), server)

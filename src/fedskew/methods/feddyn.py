@@ -7,13 +7,14 @@ Algorithm 1, for the cohort S of N clients; g_i and h start at 0:
     server   h <- h - alpha/N sum_{i in S} (y_i - x),   x <- mean_{i in S} y_i - h / alpha
 Departure: one alpha for all clients (the authors' code divides it by the client's share of the samples).
 Departure: x itself is evaluated (the authors' code evaluates the mean of the clients' models).
-Buffers (batch-norm statistics) have no gradient, hence no correction: plain mean, uniform as the parameters'.
+Buffers (batch-norm statistics) have no gradient, hence no correction: uniform mean.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive
@@ -22,7 +23,22 @@ from fedskew.methods._shared.control_variates import Counted, tethered, tilted
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    alpha: Positive = 0.01  # the original's choices are 0.1, 0.01, 0.001; the example of its code
+    """Regularises each client so that the clients' optima agree with that of the whole federation."""
+
+    paper = Paper(
+        title="Federated Learning Based on Dynamic Regularization",
+        authors="Acar, Zhao, Matas, Mattina, Whatmough, Saligrama",
+        venue="ICLR 2021",
+        link="arXiv:2111.04263",
+    )
+    terms_off = None  # alpha divides the server's correction, so it cannot be 0
+
+    alpha: Positive = setting(
+        0.01,
+        help="Weight of the regulariser; small values make the server's correction h / alpha large.",
+        source="the example of the authors' code; the paper tries 0.1, 0.01, 0.001",
+        search=(0.001, 0.3),
+    )
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
@@ -39,7 +55,7 @@ class FedDyn(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         S = Counted(updates)
-        fresh = mean(S, uniform=True)
+        fresh = mean_of(S, uniform=True)
         moved = fresh["parameters"] - server["parameters"]
         h = server["h"] - moved * (self.alpha * S.count / site.population)
         fresh["parameters"] = fresh["parameters"] - h / self.alpha

@@ -2,16 +2,18 @@
 
 Zhu, Hong, Zhou. ICML 2021. arXiv:2105.10056
 
-G(eps, y) makes features from noise and a label: one hidden layer, batch norm, ReLU. h_i is client i's head.
+G(eps, y) makes features from noise and a label with one hidden layer, batch norm and ReLU. h_i is client i's head.
     Server: G minimises sum_i w_iy CE(h_i(G(eps, y)), y) + eta D,  w_iy = n_iy / sum_j n_jy over the cohort
             D = exp(-mean over pairs (i, j) of mean |eps_i - eps_j|^2 mean |G_i - G_j|)
     Client: CE(M(x), y) + (b / B) alpha_t CE(h(G(eps', y')), y') + beta_t KL(h(G(eps, y)) || M(x)),  y' over all classes
-            alpha_t = alpha .98^t, beta_t = beta .98^t; b draws y' for a batch of B; G is constant, in evaluation mode
-The heads are those the clients send, before they are averaged. The first round has no G and is FedAvg's.
-Weights, rates and sizes are those of the authors' code. As there, labels that nobody in the cohort has are not drawn on
-the server, and G's lr falls by .98 a round.
-Departure: labels come in even shares, n_iy are all the client's samples, Adam starts anew each round.
-Omission: the student's term, of weight 0 in the authors' code.
+            alpha_t = alpha .98^t, beta_t = beta .98^t; b labels y' for a batch of B; G is frozen, in evaluation mode
+The heads h_i are those that clients send, before averaging. The first round has no G and is FedAvg's.
+As in the authors' code, labels that no client of the cohort has are not used on the server, and G's lr falls by .98 per
+round.
+Departure: the server's labels come in equal shares.
+Departure: n_iy counts all samples of the client (the authors' code: those of the batches seen).
+Departure: Adam starts afresh each round.
+Omission: the student's term, which has the weight 0 in the authors' code.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,19 +29,21 @@ from torch.nn.functional import cross_entropy
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import imitation
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net
 from fedskew.core.samples import Data
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
-from fedskew.methods._shared.generators import GENERATOR, Generator, drawn, rebuilt, values_of
+from fedskew.methods._shared.generators import GENERATOR, Generator, generator_from, new_generator, values_of
 
 LABELS = "labels"  # group of the payload
-DECAY = 0.98  # a round
+DECAY = 0.98  # factor per round of alpha, beta and the generator's lr
 
 
-def latent(noise: int, hidden: int, features: int, classes: int) -> Generator:
+def feature_generator(noise: int, hidden: int, features: int, classes: int) -> Generator:
+    """G, with its initial values."""
     layers = nn.Sequential(
         nn.Linear(noise + classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
     )
@@ -47,35 +51,66 @@ def latent(noise: int, hidden: int, features: int, classes: int) -> Generator:
 
 
 def diversity(eps: Tensor, z: Tensor) -> Tensor:
-    """D: small where different noise makes different features."""
+    """D, which is small where different noise gives different features."""
     apart = torch.cdist(eps, eps).square() / eps.shape[1] * torch.cdist(z, z, p=1) / z.shape[1]
     return torch.exp(-apart.mean())
 
 
-def taught(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
+def teachers_loss(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """sum_i w_iy CE(logits_i, y), mean over samples; logits [clients, n, C], w [clients, C]."""
-    each = torch.stack([cross_entropy(own, y, reduction="none") for own in logits])
+    each = torch.stack([cross_entropy(client, y, reduction="none") for client in logits])
     return (w[:, y] * each).sum(0).mean()
 
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    alpha: NotNegative = 10.0  # the original's
-    beta: NotNegative = 10.0  # the original's; 1 on EMNIST
-    eta: NotNegative = 1.0  # the original's
-    noise: Count = 32  # the original's on MNIST; 64 on CIFAR
-    hidden: Count = 256  # the original's on MNIST; 512 on CIFAR
-    generated: Annotated[int, Meta(ge=2)] = 32  # the original's b, and the server's batch
-    iterations: Natural = 50  # the original's
-    lr: Positive = 3e-4  # the original's; 1e-4 on EMNIST
-    weight_decay: NotNegative = 0.01  # the original's
+    """The server trains a generator of features from the clients' heads; clients use it as extra data."""
+
+    paper = Paper(
+        title="Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+        authors="Zhu, Hong, Zhou",
+        venue="ICML 2021",
+        link="arXiv:2105.10056",
+    )
+    terms_off = {"alpha": 0.0, "beta": 0.0}
+    quick = {"iterations": 3}
+
+    alpha: NotNegative = setting(
+        10.0,
+        help="Weight of cross entropy on generated features; 0: off.",
+        source="the authors' code",
+        search=(1.0, 30.0),
+    )
+    beta: NotNegative = setting(
+        10.0,
+        help="Weight of the distillation from generated features; 0: off.",
+        source="the authors' code, which has 1 for EMNIST",
+        search=(1.0, 30.0),
+    )
+    eta: NotNegative = setting(1.0, help="Weight of the generator's diversity term.", source="the authors' code")
+    noise: Count = setting(
+        32, help="Noise inputs of the generator.", source="the authors' code for MNIST; 64 for CIFAR"
+    )
+    hidden: Count = setting(
+        256, help="Width of the generator's hidden layer.", source="the authors' code for MNIST; 512 for CIFAR"
+    )
+    generated: Annotated[int, Meta(ge=2)] = setting(
+        32, help="b: generated features in a client's batch, and the server's batch size.", source="the authors' code"
+    )
+    iterations: Natural = setting(50, help="Generator steps per round.", source="the authors' code")
+    lr: Positive = setting(
+        3e-4, help="Learning rate of the generator.", source="the authors' code, which has 1e-4 for EMNIST"
+    )
+    weight_decay: NotNegative = setting(0.01, help="Weight decay of the generator.", source="the authors' code")
 
     @property
     def on(self) -> bool:
+        """Whether the generator is used at all."""
         return bool(self.alpha or self.beta)
 
     def maker(self, site: Site) -> "partial[Generator]":
-        return partial(latent, self.noise, self.hidden, site.net.features, site.classes)
+        """A function that builds G for this site's net."""
+        return partial(feature_generator, self.noise, self.hidden, site.net.features, site.classes)
 
     def broadcast(self, server: Payload) -> Payload:
         return server
@@ -83,7 +118,7 @@ class FedGen(Method):
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
         if GENERATOR not in broadcast:  # the first round
             return site.loss
-        G = rebuilt(self.maker(site), broadcast[GENERATOR]).to(site.device).requires_grad_(False).eval()
+        G = generator_from(self.maker(site), broadcast[GENERATOR]).to(site.device).requires_grad_(False).eval()
         alpha, beta = (max(1e-4, start * DECAY**site.round) if start else 0.0 for start in (self.alpha, self.beta))
         alpha *= self.generated / site.training.batch_size
 
@@ -113,7 +148,7 @@ class FedGen(Method):
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         heads, counts = list[Tensors](), list[Tensor]()
 
-        def noted() -> Iterator[Update]:  # of every client only the head is kept
+        def noted() -> Iterator[Update]:  # keeps the head and the label counts of every client
             for update in updates:
                 if self.on:
                     heads.append(update.payload["parameters"].split("head.")[1])
@@ -121,11 +156,19 @@ class FedGen(Method):
                 yield update
 
         averaged = super().aggregate(site, server, noted())
-        return averaged | {GENERATOR: self.trained(site, server, heads, torch.stack(counts))} if heads else averaged
+        return (
+            averaged | {GENERATOR: self.train_generator(site, server, heads, torch.stack(counts))}
+            if heads
+            else averaged
+        )
 
-    def trained(self, site: Site, server: Payload, heads: list[Tensors], counts: Tensor) -> Tensors:
-        """The next G; counts [clients, C]."""
-        G = rebuilt(self.maker(site), server[GENERATOR]) if GENERATOR in server else drawn(self.maker(site), site.rng)
+    def train_generator(self, site: Site, server: Payload, heads: list[Tensors], counts: Tensor) -> Tensors:
+        """The parameters and buffers of the next G; counts [clients, C]."""
+        G = (
+            generator_from(self.maker(site), server[GENERATOR])
+            if GENERATOR in server
+            else new_generator(self.maker(site), site.rng)
+        )
         frozen = site.frozen(server).head
         teachers = [{n.removeprefix("head."): t.to(site.device) for n, t in head.items()} for head in heads]
         w = (counts / counts.sum(0).clamp(min=1)).to(site.device)
@@ -136,7 +179,7 @@ class FedGen(Method):
             eps = torch.rand(len(y), self.noise, generator=site.rng).to(site.device)
             z = net(eps, y)
             logits = torch.stack([functional_call(frozen, teacher, (z,)) for teacher in teachers])
-            return taught(logits, y, w) + self.eta * diversity(eps, z)
+            return teachers_loss(logits, y, w) + self.eta * diversity(eps, z)
 
         training = Training("adam", self.lr * DECAY**site.round, weight_decay=self.weight_decay)
         training = replace(training, batch_size=self.generated, steps=self.iterations)

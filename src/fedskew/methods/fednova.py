@@ -8,9 +8,9 @@ Normalised averaging, with |a_i| the effective number of local steps, p_i = n_i 
     |a_i|: K steps of plain SGD: K;  momentum rho: [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho);
            proximal local objective: sum_{j < K} (1 - lr mu)^j
     tau_eff = sum_i p_i |a_i|, with mu > 0: sum_i p_i K_i (as in the authors' code)
-Departure: with momentum and mu both, |a_i| is that of the combined recursion (the authors' code counts both).
+Departure: with both momentum and mu, |a_i| is that of the combined recursion (the authors' code counts both).
 Departure: no server momentum.
-Buffers (batch-norm statistics) are not rescaled: plain mean.
+Buffers (batch-norm statistics) are not rescaled: weighted mean.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import torch
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import NotNegative
@@ -28,7 +29,19 @@ from fedskew.methods._shared.control_variates import effective_steps, tethered
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    mu: NotNegative = 0.0  # the original's default: no proximal term
+    """Normalises each client's change by its number of local steps before averaging."""
+
+    paper = Paper(
+        title="Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+        authors="Wang, Liu, Liang, Joshi, Poor",
+        venue="NeurIPS 2020",
+        link="arXiv:2007.07481",
+    )
+    terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
+
+    mu: NotNegative = setting(
+        0.0, help="Weight of |w - x|^2 / 2 in each client's loss; 0: no proximal term.", source="the authors' code"
+    )
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
         return tethered(site.loss, broadcast["parameters"], self.mu)
@@ -38,17 +51,17 @@ class FedNova(Method):
         done = fit(site, self.objective(site, broadcast, state))
         a = effective_steps(done.steps, site.training.momentum, site.training.lr * self.mu)
         steps = {"a": a, "tau": float(done.steps) if self.mu else a}
-        told = Tensors({name: torch.tensor(value, dtype=torch.float64) for name, value in steps.items()})
-        return self.report(site, {"loss": done.loss}).plus(steps=told), state | site.keeps(self.personal)
+        counts = Tensors({name: torch.tensor(value, dtype=torch.float64) for name, value in steps.items()})
+        return self.report(site, {"loss": done.loss}).plus(steps=counts), state | site.keeps(self.personal)
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         x = server["parameters"]
 
         def normalised(update: Update) -> Update:
-            a = float(update.payload["steps"]["a"]) or 1.0  # no step, no movement
+            a = float(update.payload["steps"]["a"]) or 1.0  # a client that took no step has not moved
             return update.plus(parameters=(x - update.payload["parameters"]) / a)
 
-        fresh = mean(map(normalised, updates), groups=(*MODEL, "steps"))
+        fresh = mean_of(map(normalised, updates), groups=(*MODEL, "steps"))
         tau_eff = float(fresh.pop("steps")["tau"])
         fresh["parameters"] = x - fresh["parameters"] * tau_eff
         return server | overlay(server, fresh)

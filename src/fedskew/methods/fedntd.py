@@ -4,7 +4,7 @@ Lee, Jeong, Shin, Bae, Yun. NeurIPS 2022. arXiv:2106.03097
 
     L     = CE + beta L_NTD
     L_NTD = tau^2 KL( softmax_{c != y}(g / tau) || softmax_{c != y}(l / tau) ), batch mean
-g are the logits of the model received (frozen, evaluation mode), l those of the model that trains.
+g are the logits of the received model (frozen, in evaluation mode), l those of the model in training.
 The true class is left out before the softmax, so with two classes the term is 0.
 """
 
@@ -14,22 +14,40 @@ import torch
 from torch import Tensor
 
 from fedskew.core.losses import decoupled
-from fedskew.core.method import Method
+from fedskew.core.method import Method, Paper
 from fedskew.core.net import Net
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import NotNegative, Positive
 
 
 def not_true(student: Tensor, teacher: Tensor, y: Tensor, tau: float) -> Tensor:
-    """L_NTD: of decoupled distillation, the part without the target class."""
+    """L_NTD: the NCKD part of decoupled distillation."""
     return tau**2 * decoupled(student / tau, teacher / tau, y)[1].mean()
 
 
 @dataclass(frozen=True)
 class FedNTD(Method):
-    beta: NotNegative = 1.0  # the original's
-    tau: Positive = 1.0  # the original's configuration; its code's class has 3
+    """Distils the global model into each client on all classes but the true one, so that they are not forgotten."""
+
+    paper = Paper(
+        title="Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
+        authors="Lee, Jeong, Shin, Bae, Yun",
+        venue="NeurIPS 2022",
+        link="arXiv:2106.03097",
+    )
+    terms_off = {"beta": 0.0}
+
+    beta: NotNegative = setting(
+        1.0, help="Weight of the distillation loss; 0 gives FedAvg.", source="the paper", search=(0.1, 3.0)
+    )
+    tau: Positive = setting(
+        1.0,
+        help="Temperature of the distillation.",
+        source="the authors' configuration; the class in their code has 3",
+        search=(0.5, 5.0),
+    )
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
         if self.beta == 0:

@@ -1,25 +1,39 @@
 """FedPer: Federated Learning with Personalization Layers.
 
-Arivazhagan, Aggarwal, Singh, Choudhary. 2019. arXiv:1912.00818
+Arivazhagan, Aggarwal, Singh, Choudhary. Preprint, 2019. arXiv:1912.00818
 
-Algorithm 1, client: body and head together by SGD; the head is the client's own and stays
+Algorithm 1, client: SGD on body and head together; the head stays with the client
 Algorithm 2, server: W_B = sum_{k in S_t} (n_k / n) W_B,k
-Departure: the personal part is the last layer; the original also tries up to four blocks.
-Departure: the mean is over a round's cohort; the original's clients all take part.
+Departure: the personal part is the head (the paper also tries up to four blocks).
+Departure: the mean is over a round's cohort (in the paper all clients take part).
 """
 
 from dataclasses import dataclass
 
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 
 
 @dataclass(frozen=True)
 class FedPer(Method):
+    """FedAvg on the body; every client keeps a head of its own."""
+
+    paper = Paper(
+        title="Federated Learning with Personalization Layers",
+        authors="Arivazhagan, Aggarwal, Singh, Choudhary",
+        venue="Preprint, 2019",
+        link="arXiv:1912.00818",
+    )
+    terms_off = None  # heads are never averaged into a global model
     personal = ("head.",)
     has_global = False
 
-    share_head_mean: bool = False  # True: heads are sent, who has none takes the last cohort's mean; FedCRC's Table II
+    share_head_mean: bool = setting(
+        False,
+        help="True: heads are sent too, and a client without a head takes the mean of the last cohort's.",
+        source="the paper; True is FedCRC's Table II",
+    )
 
     def report(self, site: Site, metrics: dict[str, float]) -> Update:
         kept_back = () if self.share_head_mean else self.personal

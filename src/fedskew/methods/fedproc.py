@@ -5,10 +5,10 @@ Mu, Shen, Cheng, Geng, Fu, Zhang, Zhang. FGCS 143, 2023. arXiv:2109.12273
     L_gpc = -log softmax_c(<z, P_c / |P_c|>)[y]           P the server's prototypes
     L     = alpha L_gpc + (1 - alpha) CE,  alpha = 1 - t/T, T the run's rounds; in round 0 CE alone
     P_c   = sum_i sum of z of class c / sum_i N_i^c,      z under client i's model after its round
-A class nobody has sent yet has P_c = 0, hence the logit 0; one nobody sends again keeps its last P_c.
-z is not normalised and there is no temperature: the authors' code.
-Departure: prototypes are in evaluation mode, without augmentation; the authors' code has training mode, with it.
-Departure: T is the run's; the authors' code has 100.
+A class that no client has sent yet has P_c = 0, hence the logit 0; one that is not sent again keeps its last P_c.
+As in the authors' code z is not normalised and there is no temperature.
+Departure: prototypes are computed in evaluation mode without augmentation (the authors' code: in training mode, with).
+Departure: T is the number of rounds of the run (the authors' code: 100).
 """
 
 from collections.abc import Iterable
@@ -17,21 +17,34 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net, Seen
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
-from fedskew.methods._shared.prototypes import GROUP, Pool, no_prototypes, prototypes_of
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, no_prototypes, prototypes_of
 
 
 def prototype_contrast(z: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
-    """L_gpc, mean over the batch; a prototype of zeros stays one."""
+    """L_gpc, mean over the batch; a prototype of zeros gives the logit 0."""
     return cross_entropy(z @ normalize(prototypes).T, y)
 
 
 @dataclass(frozen=True)
 class FedProc(Method):
-    normalise_z: bool = False  # the authors' code; True: cosine instead of <z, P_c / |P_c|>
+    """Contrastive loss towards global class prototypes, which gives way to cross entropy over the rounds."""
+
+    paper = Paper(
+        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
+        authors="Mu, Shen, Cheng, Geng, Fu, Zhang, Zhang",
+        venue="FGCS 143, 2023",
+        link="arXiv:2109.12273",
+    )
+    terms_off = None  # the weight of L_gpc follows from the round; only round 0 is FedAvg's
+
+    normalise_z: bool = setting(
+        False, help="True: cosine(z, P_c) instead of <z, P_c / |P_c|>.", source="the authors' code"
+    )
 
     def init_server(self, site: Site) -> Payload:
         return super().init_server(site) | {GROUP: no_prototypes(site)}
@@ -56,5 +69,5 @@ class FedProc(Method):
         return update.plus(**{GROUP: prototypes_of(site)}), kept
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        pool = Pool(server[GROUP])
+        pool = PrototypeMean(server[GROUP])
         return super().aggregate(site, server, pool.watch(updates)) | {GROUP: pool.value()}

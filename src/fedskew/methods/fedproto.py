@@ -4,12 +4,12 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. arXiv:2105.00243
 
     L   = CE + lambda d(z, P_y), P the server's prototypes; before there are any, CE alone
     P_c = mean over the clients that hold c of their own mean feature of c
-No model is shared: prototypes are all that travels, and a client predicts with its own head.
+Only prototypes are sent, no model; a client predicts with its own net.
 As in the authors' code: d is the mean square over all elements of the batch, the mean over clients is uniform, and a
 sample whose class has no prototype adds 0 to the batch's mean.
-Departure: own prototypes are those of the trained model, in evaluation mode; the authors' code collects the features
-of the last epoch's batches while the model moves.
-Departure: a class that nobody in the cohort holds keeps its last prototype (the original's clients all take part).
+Departure: prototypes are those of the trained model, in evaluation mode (the authors' code: of the last epoch's
+batches, while the model still changes).
+Departure: a class that no client of the cohort holds keeps its last prototype (in the paper all clients take part).
 """
 
 from collections.abc import Iterable
@@ -20,30 +20,53 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net, Seen
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import NotNegative
-from fedskew.methods._shared.prototypes import GROUP, Pool, no_prototypes, prototypes_of
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, no_prototypes, prototypes_of
 
 Distance = Literal["mse", "l2"]
 
 
 def to_prototype(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, distance: Distance) -> Tensor:
-    """d(z, P_y), mean over the batch; a sample without prototype is its own."""
+    """d(z, P_y), mean over the batch; a sample whose class has no prototype adds 0."""
     target = torch.where(known[y][:, None], prototypes[y], z.detach())
     return mse_loss(z, target) if distance == "mse" else (z - target).norm(dim=1).mean()
 
 
 @dataclass(frozen=True)
 class FedProto(Method):
+    """Clients share class prototypes instead of models and keep their own nets."""
+
+    paper = Paper(
+        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+        authors="Tan, Long, Liu, Zhou, Lu, Jiang, Zhang",
+        venue="AAAI 2022",
+        link="arXiv:2105.00243",
+    )
+    terms_off = None  # with lam = 0 every client trains alone: Local
     personal = ("",)  # every name
     has_global = False
 
-    lam: NotNegative = 1.0  # the authors' code
-    distance: Distance = "mse"  # the authors' code; l2: the paper's, not squared, so not divided by the features
-    weighting: Literal["uniform", "samples"] = "uniform"  # in P_c; the authors' code; the paper weights by samples
+    lam: NotNegative = setting(
+        1.0,
+        help="Weight of the distance to prototypes; 0: each client alone.",
+        source="the authors' code",
+        search=(0.1, 10.0),
+    )
+    distance: Distance = setting(
+        "mse",
+        help="d(z, P_y): mse, the mean square over features; l2, the Euclidean norm.",
+        source="the authors' code; the paper writes l2",
+    )
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform",
+        help="Weights of clients in the mean of prototypes: all equal, or by samples of the class.",
+        source="the authors' code; the paper weights by samples",
+    )
 
     def init_server(self, site: Site) -> Payload:
         return {GROUP: no_prototypes(site)}
@@ -66,7 +89,7 @@ class FedProto(Method):
         return Update({GROUP: prototypes_of(site)}, float(len(site.data)), metrics)
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        pool = Pool(server[GROUP], uniform=self.weighting == "uniform")
+        pool = PrototypeMean(server[GROUP], uniform=self.weighting == "uniform")
         for update in updates:
             pool.add(update.payload[GROUP])
         return {GROUP: pool.value()}

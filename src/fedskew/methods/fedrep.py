@@ -2,10 +2,10 @@
 
 Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. arXiv:2102.07078
 
-Algorithm 1, client: tau_h epochs over its own head, body frozen; then tau_b epochs over the body, head frozen
+Algorithm 1, client: `head_epochs` on its own head, body frozen; then `body_epochs` on the body, head frozen
 Algorithm 1, server: body = mean of the cohort's bodies
-Departure: a frozen body keeps its batch-norm statistics; in the authors' code they move in the head phase.
-Departure: each phase has a fresh optimiser, so no momentum or weight decay reaches a frozen part.
+Departure: a frozen body keeps its batch-norm statistics (in the authors' code they move while the head trains).
+Departure: each phase has a new optimiser, so neither momentum nor weight decay reaches a frozen part.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedskew.core.fit import fit
-from fedskew.core.method import Method, Update, mean, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, overlay
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Natural
@@ -21,14 +22,39 @@ from fedskew.core.training import Natural
 
 @dataclass(frozen=True)
 class FedRep(Method):
+    """FedPer with two phases per round: first the client's own head, then the shared body."""
+
+    paper = Paper(
+        title="Exploiting Shared Representations for Personalized Federated Learning",
+        authors="Collins, Hassani, Mokhtari, Shakkottai",
+        venue="ICML 2021",
+        link="arXiv:2102.07078",
+    )
+    terms_off = None  # heads are never averaged into a global model
     personal = ("head.",)
     has_global = False
 
-    head_epochs: Natural = 4  # FedCRC's 5 epochs as 4 + 1; the original has 10 + 1 on CIFAR
-    body_epochs: Natural = 1  # the original's
-    test_epochs: Natural = 0  # of the head, before a test; the authors' code: 10, at the end of the run
-    weighting: Literal["uniform", "samples"] = "uniform"  # the original's; its code weights FEMNIST by samples
-    share_head_mean: bool = False  # True: heads are sent, who has none takes the last cohort's mean; FedCRC's Table II
+    head_epochs: Natural = setting(
+        4,
+        help="Epochs over the head in each round.",
+        source="FedCRC's 5 epochs as 4 + 1; the paper has 10 + 1 on CIFAR",
+    )
+    body_epochs: Natural = setting(1, help="Epochs over the body in each round.", source="the paper")
+    test_epochs: Natural = setting(
+        0,
+        help="Epochs over the head before a client's model is evaluated; 0: none.",
+        source="our choice; the authors' code has 10, at the end of the run",
+    )
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform",
+        help="Weights of clients in the mean: all equal, or by number of samples.",
+        source="the paper; the authors' code weights FEMNIST by samples",
+    )
+    share_head_mean: bool = setting(
+        False,
+        help="True: heads are sent too, and a client without a head takes the mean of the last cohort's.",
+        source="the paper; True is FedCRC's Table II",
+    )
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         site.load(broadcast, state)
@@ -41,7 +67,7 @@ class FedRep(Method):
         return Update(site.shares(kept_back), float(len(site.data)), metrics)
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, uniform=self.weighting == "uniform"))
+        return server | overlay(server, mean_of(updates, uniform=self.weighting == "uniform"))
 
     def personalise(self, site: Site, broadcast: Payload, state: Payload) -> Payload:
         model = super().personalise(site, broadcast, state)

@@ -1,13 +1,15 @@
-"""FineTune: FedAvg, then each client trains the server's model on its own data before it uses it.
+"""FineTune: Federated Evaluation of On-device Personalization.
 
-Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage.
-Federated Evaluation of On-device Personalization. 2019. arXiv:1910.10252
+Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage. Preprint, 2019. arXiv:1910.10252
+
+Training is FedAvg's. The personal model of a client is the global model after `epochs` of training on its own data.
 """
 
 from dataclasses import dataclass
 
 from fedskew.core.fit import fit
-from fedskew.core.method import Method
+from fedskew.core.method import Method, Paper
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Natural
@@ -15,7 +17,17 @@ from fedskew.core.training import Natural
 
 @dataclass(frozen=True)
 class FineTune(Method):
-    epochs: Natural = 5  # FedBABU's comparison; 0 is FedAvg
+    """FedAvg; before use, each client trains the global model on its own data."""
+
+    paper = Paper(
+        title="Federated Evaluation of On-device Personalization",
+        authors="Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage",
+        venue="Preprint, 2019",
+        link="arXiv:1910.10252",
+    )
+    terms_off = {}  # the global model is FedAvg's with any settings
+
+    epochs: Natural = setting(5, help="Epochs of fine-tuning; 0 gives FedAvg.", source="FedBABU's comparison")
 
     def personalise(self, site: Site, broadcast: Payload, state: Payload) -> Payload:
         site.load(broadcast, state)

@@ -1,15 +1,18 @@
-"""Local: every client trains alone, from the common initial model. The control: what there is without federation.
+"""Local: every client trains alone. The control that shows what clients reach without federation.
 
-Each round a client is in the cohort, it trains as FedAvg's would; there is no server's model.
+All clients start from the common initial model. A client trains in the rounds in which it is sampled, as in FedAvg.
+Nothing is sent, and there is no global model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedskew.core.method import Method
 
 
 @dataclass(frozen=True)
 class Local(Method):
-    personal: ClassVar[tuple[str, ...]] = ("",)  # every name
-    has_global: ClassVar[bool] = False
+    """Control without federation: every client trains alone, from the common initial model."""
+
+    terms_off = None  # nothing is averaged
+    personal = ("",)  # every name
+    has_global = False

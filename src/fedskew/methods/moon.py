@@ -4,10 +4,10 @@ Li, He, Song. CVPR 2021. arXiv:2103.16257
 
     l_con = -log( e^{cos(z, z_g)/tau} / (e^{cos(z, z_g)/tau} + e^{cos(z, z_prev)/tau}) )
     l     = l_sup + mu l_con
-z is the body's output (the net `simple-cnn` ends its body with the paper's projection); z_g comes from the model
-received, z_prev from this client's own model at the end of its last round. Both are frozen, in evaluation mode.
-Departure: in a client's first round there is no z_prev and l = l_sup. The authors' code does so in round 0, but gives
-a client first drawn later a random net of its own as z_prev.
+z is the body's output (the body of `simple-cnn` ends with the paper's projection). z_g comes from the received model,
+z_prev from this client's own model at the end of its last round. Both are frozen, in evaluation mode.
+Departure: in a client's first round there is no z_prev and l = l_sup (the authors' code does so in round 0 only; a
+client that first takes part later gets a random net as z_prev).
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
 from fedskew.core.net import Net, Seen
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import NotNegative, Positive
 
-PREVIOUS = {"previous": "parameters", "previous_buffers": "buffers"}  # the last own model in a client's state
+PREVIOUS = {"previous": "parameters", "previous_buffers": "buffers"}  # where a client's state holds its last model
 
 
 def model_contrast(z: Tensor, z_g: Tensor, z_prev: Tensor, tau: float) -> Tensor:
@@ -32,11 +33,26 @@ def model_contrast(z: Tensor, z_g: Tensor, z_prev: Tensor, tau: float) -> Tensor
 
 @dataclass(frozen=True)
 class MOON(Method):
-    mu: NotNegative = 5.0  # the original's on CIFAR-10; 1 on CIFAR-100 and Tiny-ImageNet
-    tau: Positive = 0.5  # the original's
+    """Contrastive loss: a client's features stay near the global model's and move away from its own last model's."""
+
+    paper = Paper(
+        title="Model-Contrastive Federated Learning",
+        authors="Li, He, Song",
+        venue="CVPR 2021",
+        link="arXiv:2103.16257",
+    )
+    terms_off = {"mu": 0.0}
+
+    mu: NotNegative = setting(
+        5.0,
+        help="Weight of the contrastive loss; 0 gives FedAvg.",
+        source="the paper's for CIFAR-10; it has 1 for CIFAR-100 and Tiny-ImageNet",
+        search=(0.1, 10.0),
+    )
+    tau: Positive = setting(0.5, help="Temperature of the contrastive loss.", source="the paper")
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
-        if "previous" not in state:  # its first round, or mu = 0
+        if "previous" not in state:  # the client's first round, or mu = 0
             return site.loss
         received = site.frozen(broadcast, state).body
         previous = site.frozen({group: state[place] for place, group in PREVIOUS.items()}).body

@@ -8,10 +8,9 @@ Algorithm 1:
     line 16   (dx, dc) <- mean over the cohort S of (y - x, c_i+ - c_i)
     line 17   x <- x + server_lr dx,   c <- c + |S|/N dc
 All control variates start at 0; K counts steps, lr is that of the round.
-Departure: under momentum, K is the number of plain steps that would have led as far (`division`).
-Departure: weighting `samples` takes both means of line 16 by number of samples.
-Departure: option I takes its gradient without augmentation.
-Buffers (batch-norm statistics) have no gradient, hence no control variate: plain mean.
+Departure: under momentum, K is the number of plain steps that would have moved as far (see `division`).
+Departure: option I computes its gradient without augmentation.
+Buffers (batch-norm statistics) have no gradient, hence no control variate: mean only.
 """
 
 from collections.abc import Iterable
@@ -22,8 +21,9 @@ import torch
 from torch import Tensor
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
 from fedskew.core.net import Net
+from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Mean, Payload, Tensors
 from fedskew.core.training import Positive
@@ -32,10 +32,30 @@ from fedskew.methods._shared.control_variates import Counted, effective_steps, n
 
 @dataclass(frozen=True)
 class SCAFFOLD(Method):
-    server_lr: Positive = 1.0  # the original's
-    option: Literal["I", "II"] = "II"  # the original's experiments
-    division: Literal["momentum", "steps"] = "momentum"  # FedNTD's; without momentum both are the original's
-    weighting: Literal["uniform", "samples"] = "uniform"  # the original's
+    """Corrects each client's gradient by control variates: estimates of its own and of the mean gradient."""
+
+    paper = Paper(
+        title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        authors="Karimireddy, Kale, Mohri, Reddi, Stich, Suresh",
+        venue="ICML 2020",
+        link="arXiv:1910.06378",
+    )
+    terms_off = None  # the control variates have no weight; in the first round they are 0 and it is uniform FedAvg
+
+    server_lr: Positive = setting(1.0, help="Learning rate of the server.", source="the paper", search=(0.1, 2.0))
+    option: Literal["I", "II"] = setting(
+        "II",
+        help="How a client renews its control variate: I, a gradient over all its samples; II, from its steps.",
+        source="the paper's experiments",
+    )
+    division: Literal["momentum", "steps"] = setting(
+        "momentum",
+        help="K in option II under momentum: equivalent number of plain steps, or steps as counted. The same without.",
+        source="FedNTD's code; without momentum both are the paper's",
+    )
+    weighting: Literal["uniform", "samples"] = setting(
+        "uniform", help="Weights of clients in the means of line 16: all equal, or by samples.", source="the paper"
+    )
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
@@ -61,7 +81,7 @@ class SCAFFOLD(Method):
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         x, S = server["parameters"], Counted(updates)
-        fresh = mean(S, groups=(*MODEL, "control"), uniform=self.weighting == "uniform")
+        fresh = mean_of(S, groups=(*MODEL, "control"), uniform=self.weighting == "uniform")
         c = server["control"] + fresh.pop("control") * (S.count / site.population)
         if self.server_lr != 1:  # x + (y - x) is y only up to rounding
             fresh["parameters"] = x + (fresh["parameters"] - x) * self.server_lr
@@ -69,14 +89,14 @@ class SCAFFOLD(Method):
 
 
 def gradient(site: Site, *models: Payload) -> Tensors:
-    """The gradient at a model of the task's loss over all samples; the site's net is left as it may."""
+    """The gradient of the site's loss over all samples, at the given model. Leaves site.net in an unspecified state."""
     site.load(*models)
     total, named = Mean(), dict(site.net.named_parameters())
 
     def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
         value = site.loss(net, x, y)
         total.add(dict(zip(named, torch.autograd.grad(value, list(named.values())), strict=True)), len(y))
-        return value.detach().requires_grad_()  # nothing stands behind it, so the step is zero
+        return value.detach().requires_grad_()  # no graph behind it, so the gradient and the step are zero
 
     still = replace(site.training, optimiser="sgd", momentum=0.0, weight_decay=0.0, drop_last=False, augment="")
     fit(site, loss, epochs=1, training=still)

@@ -3,34 +3,50 @@
 Kang, Xie, Rohrbach, Yan, Gordo, Feng, Kalantidis. ICLR 2020. arXiv:1910.09217
 
     w_c <- w_c / |w_c|^tau for the rows w_c of the classifier; its bias is dropped
-Training is FedAvg's: the server's `parameters` are the normalised model, which is tested and deployed after every
-round; the group `trained` holds the classifier as averaged, from which clients go on. It costs C (d + 1) numbers a
-broadcast.
-The classifier is the head's last linear layer.
+Training is FedAvg's. The server's `parameters` are the normalised model, which is evaluated and deployed after every
+round. The group `trained` holds the classifier as averaged, from which clients continue; it adds C (d + 1) numbers to
+the broadcast. The classifier is the last linear layer.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedskew.core.method import Method, Update
+from fedskew.core.method import Method, Paper, Update
+from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import NotNegative
+from fedskew.methods._shared.heads import as_trained, deploy_head, last_linear
 
 
-def normalised(weight: Tensor, tau: float) -> Tensor:
-    """w_c / |w_c|^tau; a row of zeros stays one."""
+def tau_normalise(weight: Tensor, tau: float) -> Tensor:
+    """w_c / |w_c|^tau for each row w_c; a row of zeros stays zero."""
     norm = weight.norm(dim=1, keepdim=True)
     return weight / torch.where(norm > 0, norm, 1.0) ** tau
 
 
 @dataclass(frozen=True)
 class TauNorm(Method):
-    tau: NotNegative = 1.0  # FedDDC does not say; its result fits 1. The original sweeps 0 to 2 on validation data
-    drop_bias: bool = True  # the original's; False and tau 0: FedAvg
+    """FedAvg whose deployed classifier has its rows divided by a power of their norms."""
+
+    paper = Paper(
+        title="Decoupling Representation and Classifier for Long-Tailed Recognition",
+        authors="Kang, Xie, Rohrbach, Yan, Gordo, Feng, Kalantidis",
+        venue="ICLR 2020",
+        link="arXiv:1910.09217",
+    )
+    terms_off = {"tau": 0.0, "drop_bias": False}
+
+    tau: NotNegative = setting(
+        1.0,
+        help="Power of the norm; 0 leaves the rows as they are.",
+        source="our choice, which fits FedDDC's result; the paper sweeps 0 to 2 on validation data",
+        search=(0.1, 10.0),
+    )
+    drop_bias: bool = setting(True, help="Set the bias to 0; False (with tau 0) gives FedAvg.", source="the paper")
 
     def init_server(self, site: Site) -> Payload:
         return self.deployed(site, super().init_server(site))
@@ -45,17 +61,11 @@ class TauNorm(Method):
         return self.deployed(site, super().aggregate(site, as_trained(server), updates))
 
     def deployed(self, site: Site, model: Payload) -> Payload:
-        """The model with its classifier normalised, and the classifier as it was."""
+        """The model with its classifier normalised; the classifier as averaged goes to the group `trained`."""
         if self.tau == 0 and not self.drop_bias:
             return model
-        *_, layer = (name for name, part in site.net.named_modules() if isinstance(part, nn.Linear))
-        trained = model["parameters"].split(f"{layer}.")[1]
-        fresh = Tensors({f"{layer}.weight": normalised(trained[f"{layer}.weight"], self.tau)})
-        if self.drop_bias and f"{layer}.bias" in trained:
-            fresh[f"{layer}.bias"] = torch.zeros_like(trained[f"{layer}.bias"])
-        return model | {"parameters": model["parameters"] | fresh, "trained": trained}
-
-
-def as_trained(payload: Payload) -> Payload:
-    """The payload's model with the classifier that training goes on from, in place of the normalised one."""
-    return payload | {"parameters": payload["parameters"] | payload.get("trained", Tensors())}
+        w, layer = model["parameters"], last_linear(site.net)
+        head = Tensors({f"{layer}.weight": tau_normalise(w[f"{layer}.weight"], self.tau)})
+        if self.drop_bias and f"{layer}.bias" in w:
+            head[f"{layer}.bias"] = torch.zeros_like(w[f"{layer}.bias"])
+        return deploy_head(model, f"{layer}.", head)

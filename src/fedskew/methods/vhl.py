@@ -4,14 +4,15 @@ Tang, Zhang, Shi, He, Han, Chu. ICML 2022. arXiv:2206.02465
 
     L = CE(M(x), y) + lambda_v CE(M(x'), y' + C) + lambda_c l_fa
     l_fa = SupCon over (f(x), y) and (f(x'), y'), f(x') constant, + 0.1 SupCon over f(x')
-D' = {(x', y')} is a fixed set of labelled noise, the same everywhere.
-M has 2C outputs: virtual classes are classes of their own, and take part in the softmax of both cross entropies. The
-model is M with its first C. One pass of the body over x and x' together.
-D' is the code's Gaussian_Noise: a mean N(0, 1) for each class, samples N(mean, 1/4), 8x8, bilinearly enlarged, cut to
-[0, 1], normalised as real images are. What is no image is drawn at its own size, and neither cut nor enlarged.
-Omission: D' from an untrained StyleGAN, the original's main choice.
-Departure: D' is made from a seed at every site and never crosses the wire; it aligns in every local epoch (the
-original's first 5); the virtual classes' outputs are one linear layer, whatever the head.
+D' = {(x', y')} is a fixed set of labelled noise, the same at all sites.
+M has 2C outputs: virtual classes are classes of their own and take part in the softmax of both cross entropies. The
+model that is evaluated is M with its first C outputs. One pass of the body over x and x' together.
+D' is the authors' Gaussian_Noise: for each class a mean from N(0, 1), samples from N(mean, 1/4), 8x8, bilinearly
+enlarged, clamped to [0, 1], normalised as real images are. Data that are not images are neither clamped nor enlarged.
+Omission: D' from an untrained StyleGAN, the paper's main choice.
+Departure: D' is made from a seed at every site and is never sent.
+Departure: features are aligned in every local epoch (the paper: in the first 5).
+Departure: the outputs of virtual classes are one linear layer, whatever the head.
 """
 
 from collections.abc import Iterable
@@ -23,21 +24,23 @@ from torch.nn.functional import interpolate, linear
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import alignment
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
 from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
+from fedskew.core.settings import setting
 from fedskew.core.site import Site, copied
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive
-from fedskew.methods._shared.generators import endless, input_shape, new_seed, normalised, virtual_labels
+from fedskew.methods._shared.generators import endless_batches, input_shape, new_seed, standardise, virtual_labels
+from fedskew.methods._shared.heads import linear_start
 
-EXTRA, VIRTUAL = "extra", "virtual"  # groups of the payload: outputs of the virtual classes, the seed of D'
-LOW = (8, 8)  # size of the noise
+EXTRA, VIRTUAL = "extra", "virtual"  # groups of the payload: the layer of the virtual classes, the seed of D'
+LOW = (8, 8)  # height and width of the noise
 
 
 class WideHead(nn.Module):
-    """A head's C outputs and C more."""
+    """A head with C more outputs, those of the virtual classes."""
 
     def __init__(self, head: nn.Module, extra: Tensors) -> None:
         super().__init__()
@@ -52,7 +55,7 @@ class WideHead(nn.Module):
 
 
 def noise_set(data: Data, classes: int, each: int, seed: int) -> Tensor:
-    """D' as a net sees it, `each` samples of every class, class by class."""
+    """D' as input of a net: `each` samples of every class, ordered by class."""
     rng, shape = seeded(seed), input_shape(data)
     pictures = len(shape) == 3
     low = (shape[0], *LOW) if pictures else shape
@@ -61,29 +64,43 @@ def noise_set(data: Data, classes: int, each: int, seed: int) -> Tensor:
     if not pictures:
         return samples
     pixels = interpolate(samples, shape[1:], mode="bilinear", align_corners=False)
-    return normalised(pixels.clamp(0, 1), data)
+    return standardise(pixels.clamp(0, 1), data)
 
 
 @dataclass(frozen=True)
 class VHL(Method):
-    lambda_v: NotNegative = 1.0  # the original's
-    lambda_c: NotNegative = 1.0  # the original's
-    tau_c: Positive = 0.07  # the original's
-    n_v: Count = 64  # FedPG's; the original has 5000
-    virtual_batch: Count = 64  # FedPG's; the original has 128
+    """Adds a fixed set of labelled noise images to every client's data and aligns real features with theirs."""
+
+    paper = Paper(
+        title="Virtual Homogeneity Learning: Defending against Data Heterogeneity in Federated Learning",
+        authors="Tang, Zhang, Shi, He, Han, Chu",
+        venue="ICML 2022",
+        link="arXiv:2206.02465",
+    )
+    terms_off = {"lambda_c": 0.0, "lambda_v": 0.0}
+
+    lambda_v: NotNegative = setting(
+        1.0, help="Weight of cross entropy on virtual samples; 0: off.", source="the paper", search=(0.1, 2.0)
+    )
+    lambda_c: NotNegative = setting(
+        1.0, help="Weight of the feature alignment; 0: off.", source="the paper", search=(0.1, 20.0)
+    )
+    tau_c: Positive = setting(0.07, help="Temperature of the alignment.", source="the paper")
+    n_v: Count = setting(64, help="Virtual samples per class.", source="FedPG's; the paper has 5000")
+    virtual_batch: Count = setting(64, help="Virtual samples in each batch.", source="FedPG's; the paper has 128")
 
     @property
     def on(self) -> bool:
+        """Whether virtual samples are used at all."""
         return bool(self.lambda_c or self.lambda_v)
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
         if not self.on:
             return server
-        d = site.net.features
-        extra = {"weight": (site.classes, d), "bias": (site.classes,)}  # drawn as nn.Linear draws
-        drawn = {n: (torch.rand(size, generator=site.rng) * 2 - 1) / d**0.5 for n, size in extra.items()}
-        return server | {EXTRA: Tensors(drawn), VIRTUAL: Tensors(seed=torch.tensor(new_seed(site.rng)))}
+        C, d = site.classes, site.net.features
+        extra = Tensors(weight=linear_start((C, d), d, site.rng), bias=linear_start((C,), d, site.rng))
+        return server | {EXTRA: extra, VIRTUAL: Tensors(seed=torch.tensor(new_seed(site.rng)))}
 
     def broadcast(self, server: Payload) -> Payload:
         return server
@@ -95,10 +112,10 @@ class VHL(Method):
         head = WideHead(site.net.head, broadcast[EXTRA]).to(site.device)
         x_all = noise_set(site.data, site.classes, self.n_v, int(broadcast[VIRTUAL]["seed"])).to(site.device)
         y_all = virtual_labels(site.classes, self.n_v).to(site.device)
-        batches = endless(x_all, y_all, self.virtual_batch, site.rng)
+        virtual_batches = endless_batches(x_all, y_all, self.virtual_batch, site.rng)
 
         def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
-            x_v, y_v = next(batches)
+            x_v, y_v = next(virtual_batches)
             both = net.body(torch.cat([x, x_v]))
             z, z_v = both[: len(y)], both[len(y) :]
             total = site.loss(lambda _: net.head(z), x, y)
@@ -112,4 +129,4 @@ class VHL(Method):
         return self.report(site, {"loss": done.loss}).plus(**{EXTRA: head.extra()}), state | site.keeps()
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        return server | overlay(server, mean(updates, groups=(*MODEL, EXTRA)))
+        return server | overlay(server, mean_of(updates, groups=(*MODEL, EXTRA)))

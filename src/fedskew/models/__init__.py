@@ -1,4 +1,4 @@
-"""Nets by name: `build("resnet18", (3, 32, 32), 10, seed=0)`."""
+"""Neural nets by name."""
 
 from __future__ import annotations
 
@@ -54,15 +54,25 @@ def build(
     fast: bool = True,
     **options: Any,
 ) -> Net:
-    """A net for inputs of `shape` (without the batch), its values drawn from `seed` alone.
+    """Build a net.
 
-    `norm` replaces the paper's normalisation where there is one; `fast=False` makes the net of torch's own layers.
+    name: one of REGISTRY, such as "mlp" or "resnet18".
+    shape: of one input, without the batch: (channels, height, width), or any shape for "mlp".
+    classes: number of logits.
+    seed: decides the initial parameters; torch's global generator is not used.
+    norm: "default" is the paper's normalisation; "batch", "group" or "none" replace it, if the net has any.
+    fast: use layers that compute the same faster on a CPU; False: torch's own layers.
+    options: the net's own, such as hidden="200-100" for "mlp".
+
+    >>> net = build("mlp", (1, 8, 8), 10, seed=0, hidden="32-16")
+    >>> net.features, net(torch.zeros(5, 1, 8, 8)).shape
+    (16, torch.Size([5, 10]))
     """
     kind = choose("net", name, REGISTRY)
     settings: Any = settle(kind.options, options, name)
     layers = Layers(_norm(name, kind, norm), fast)
     if classes < 1:
-        raise UsageError(f"a net needs at least one class, got {classes}.")
+        raise UsageError(f"classes={classes} is invalid: expected at least one class.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         net = kind.make(tuple(shape), classes, settings, layers)
@@ -72,7 +82,7 @@ def build(
 
 
 def listing() -> list[dict[str, str | int]]:
-    """One row per net, with feature size and parameters for a typical input and its defaults."""
+    """One row per net: what it is for, its inputs, and its size for a typical input with default options."""
     rows: list[dict[str, str | int]] = []
     for name, kind in REGISTRY.items():
         with torch.device("meta"):
@@ -87,5 +97,5 @@ def _norm(name: str, kind: Kind, norm: str) -> Norm:
     if norm not in ("default", *get_args(Norm)):
         raise unknown("norm", norm, ("default", *get_args(Norm)))
     if norm in ("batch", "group") and not kind.normed:
-        raise UsageError(f"{name} has no normalisation layers; leave out norm={norm}.")
+        raise UsageError(f"norm={norm} is invalid: expected default or none, as {name} has no normalisation layers.")
     return "batch" if norm == "default" else norm  # type: ignore[return-value]

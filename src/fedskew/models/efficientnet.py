@@ -13,7 +13,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fedskew.core.net import Net, Shape, image
+from fedskew.core.net import Net, Shape, image_shape
 from fedskew.models.layers import Layers
 
 # expansion, output channels, blocks, stride of the first, kernel
@@ -30,11 +30,13 @@ STAGES = (
 
 @dataclass(frozen=True)
 class EfficientNetOptions:
+    """projection: width of a linear layer before the head; 0 is none, FedMR has 640."""
+
     projection: Annotated[int, Meta(ge=0)] = 0
 
 
 class Squeeze(nn.Module):
-    """Squeeze and excite: channels scaled by a gate computed from their means."""
+    """Squeeze and excite: each channel times a gate in 0..1, computed from the means of all channels."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class Squeeze(nn.Module):
 
 
 class MBConv(nn.Module):
-    """Widen 1x1, depthwise, squeeze and excite, narrow 1x1; plus the input where the shape allows."""
+    """Widen 1x1, depthwise convolution, squeeze and excite, narrow 1x1; plus the input if its shape is the output's."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int, layers: Layers) -> None:
         super().__init__()
@@ -64,7 +66,8 @@ class MBConv(nn.Module):
 
 
 def efficientnet_b0(shape: Shape, classes: int, options: EfficientNetOptions, layers: Layers) -> Net:
-    channels, _, _ = image("efficientnet-b0", shape)
+    """The stages of EfficientNet-B0, then a 1x1 convolution to 1280 features."""
+    channels, _, _ = image_shape("efficientnet-b0", shape)
     inputs = 32
     body = nn.Sequential(*_conv(channels, inputs, 3, 2, 1, layers))
     for expansion, outputs, blocks, first, kernel in STAGES:

@@ -1,7 +1,7 @@
-"""Layers that compute what torch's do, faster on a CPU; and the choice of normalisation.
+"""Layers that compute the same as torch's, faster on a CPU; and the choice of normalisation.
 
-Every layer holds the same parameters fast or plain (`fast=False`), so state dicts interchange.
-The fast ways have first derivatives only; for second ones, or torch.func, build the net plain.
+A layer has the same parameters with fast=True and fast=False, so state dicts are interchangeable.
+Fast layers have first derivatives only: for second ones, or torch.func, build the net with fast=False.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ SMALL = 12  # samples up to which torch's native convolution beats oneDNN's 40 u
 
 @dataclass(frozen=True)
 class Layers:
-    """How a net's layers are made: which normalisation, fast or plain."""
+    """How to make a net's layers. `kind`: which normalisation; `fast`: faster layers, or torch's own."""
 
     kind: Norm = "batch"
     fast: bool = True
 
     @property
     def bias(self) -> bool:
-        """Whether a convolution before a norm needs a bias: a norm brings its own."""
+        """Whether a convolution before a norm has a bias: only without a norm, which has its own."""
         return self.kind == "none"
 
     def norm(self, channels: int, *, track: bool = True, momentum: float = 0.1) -> nn.Module:
+        """A normalisation layer. `track`, `momentum`: of batch norm's running statistics."""
         if self.kind == "batch":
             return BatchNorm(channels, momentum=momentum, track_running_stats=track)
         # Two groups, as Reddi et al. (2021) for federated ResNets; they divide every width used here.
@@ -41,7 +42,7 @@ class Layers:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch norm that falls back on its running statistics where torch raises: one value per channel."""
+    """Batch norm that uses its running statistics where torch raises an error: one value per channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.track_running_stats and x.shape[1] == x.numel():
@@ -50,7 +51,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class ReluPool(nn.Module):
-    """ReLU, then 2x2 max-pool. Fast: the ReLU after the pool, on a quarter of the values."""
+    """ReLU, then 2x2 max-pool. Fast: pool first, then ReLU on a quarter of the values; the result is the same."""
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class ReluPool(nn.Module):
 
 
 class ConvPool(nn.Conv2d):
-    """5x5 convolution, ReLU, 2x2 max-pool."""
+    """5x5 convolution, ReLU, 2x2 max-pool, in the way that is fastest for its size."""
 
     def __init__(self, inputs: int, outputs: int, padding: int, layers: Layers) -> None:
         super().__init__(inputs, outputs, 5, padding=padding)
@@ -86,14 +87,14 @@ class ConvPool(nn.Conv2d):
 
 
 def channels_last(net: nn.Module) -> None:
-    """Put the convolutions that gain from it into channels_last memory format."""
+    """Put the weights of convolutions that are faster in channels_last memory format into it."""
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d) and not (isinstance(layer, ConvPool) and layer.narrow):
             layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """2x2 max-pool; without gradients as the maximum of strided halves, which unlike torch's is vectorised."""
+    """2x2 max-pool. Without gradients it is the maximum of strided halves, which is vectorised, unlike torch's."""
     if torch.is_grad_enabled():
         return F.max_pool2d(x, 2)
     height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
@@ -104,9 +105,9 @@ def max_pool(x: Tensor) -> Tensor:
 class _PhasedConvPool(torch.autograd.Function):
     """k x k convolution, 2x2 max-pool, ReLU.
 
-    The four positions a pool compares are four convolutions of stride 2, whose kernels are the given one moved
-    by (0 or 1, 0 or 1) inside (k + 1) x (k + 1): one convolution makes them as channels [2, 2, outputs], and
-    pooling compares whole blocks of memory instead of neighbours. Ties go to the first position, as in torch.
+    The four positions that a pool compares are four convolutions of stride 2 with the same kernel, moved by (0 or 1,
+    0 or 1) inside (k + 1) x (k + 1). One convolution computes them as channels [2, 2, outputs], and pooling compares
+    whole blocks of memory instead of neighbours. The gradient of a tie goes to the first position, as in torch.
     """
 
     @staticmethod

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fedskew.core.net import Net, Shape, image
+from fedskew.core.net import Net, Shape, image_shape
 from fedskew.models.layers import Layers
 from fedskew.models.net import dense
 
@@ -23,11 +23,15 @@ Path = Callable[[int, int, int, Layers], list[nn.Module]]
 
 @dataclass(frozen=True)
 class ResNet8Options:
+    """width: channels of the first stage; the others have twice and four times as many."""
+
     width: Annotated[int, Meta(ge=2, multiple_of=2)] = 64
 
 
 @dataclass(frozen=True)
 class ResNetOptions:
+    """stem: "cifar" for small images, "imagenet" (7x7, stride 2, pool) for large ones; projection: add MOON's."""
+
     stem: Literal["cifar", "imagenet"] = "cifar"
     projection: bool = False
 
@@ -47,7 +51,8 @@ class Residual(nn.Module):
 
 
 def resnet8(shape: Shape, classes: int, options: ResNet8Options, layers: Layers) -> Net:
-    channels, _, _ = image("resnet8", shape)
+    """Three stages of one basic block, convolutions initialised as He et al. (FEDIC, CReFF)."""
+    channels, _, _ = image_shape("resnet8", shape)
     stem = _relu(conv_norm(channels, options.width, 3, 1, layers))
     body = nn.Sequential(*stem, *_stages(basic, (1, 1, 1), options.width, 1, layers), *_average())
     for layer in body.modules():
@@ -58,24 +63,29 @@ def resnet8(shape: Shape, classes: int, options: ResNet8Options, layers: Layers)
 
 
 def resnet18(shape: Shape, classes: int, options: ResNetOptions, layers: Layers) -> Net:
+    """Four stages of two basic blocks."""
     return _resnet("resnet18", basic, (2, 2, 2, 2), 1, shape, classes, options, layers)
 
 
 def resnet50(shape: Shape, classes: int, options: ResNetOptions, layers: Layers) -> Net:
+    """Four stages of 3, 4, 6 and 3 bottleneck blocks."""
     return _resnet("resnet50", bottleneck, (3, 4, 6, 3), 4, shape, classes, options, layers)
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int, stride: int, layers: Layers) -> list[nn.Module]:
+    """A padded convolution and a norm."""
     padding = kernel // 2
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=layers.bias)
     return [convolution, layers.norm(outputs)]
 
 
 def basic(inputs: int, width: int, stride: int, layers: Layers) -> list[nn.Module]:
+    """The path of a basic block: two 3x3 convolutions, the stride on the first."""
     return [*_relu(conv_norm(inputs, width, 3, stride, layers)), *conv_norm(width, width, 3, 1, layers)]
 
 
 def bottleneck(inputs: int, width: int, stride: int, layers: Layers) -> list[nn.Module]:
+    """The path of a bottleneck block: 1x1, 3x3 with the stride, 1x1 to four times the width."""
     return [
         *_relu(conv_norm(inputs, width, 1, 1, layers)),
         *_relu(conv_norm(width, width, 3, stride, layers)),
@@ -93,7 +103,7 @@ def _resnet(
     options: ResNetOptions,
     layers: Layers,
 ) -> Net:
-    channels, _, _ = image(name, shape)
+    channels, _, _ = image_shape(name, shape)
     kernel, stride = (3, 1) if options.stem == "cifar" else (7, 2)
     stem = _relu(conv_norm(channels, 64, kernel, stride, layers))
     if options.stem == "imagenet":
@@ -107,7 +117,7 @@ def _resnet(
 
 
 def _stages(path: Path, depths: tuple[int, ...], width: int, expansion: int, layers: Layers) -> list[nn.Module]:
-    """Stages of residual blocks; from the second on, each halves the picture and doubles the width."""
+    """Stages of residual blocks; from the second on, each halves the image's sides and doubles the width."""
     blocks: list[nn.Module] = []
     inputs = width
     for stage, depth in enumerate(depths):

@@ -2,7 +2,7 @@
 
 McMahan et al., AISTATS 2017 (mlp is their 2NN, cnn their CNN); Li, He, Song (MOON), CVPR 2021 (simple-cnn);
 Oh, Kim, Yun (FedBABU), ICLR 2022 (cnn4, used by FedCRC); FederatedScope's ConvNet5 (convnet5, used by FedPG).
-Departure: convnet5 leaves out its fifth pool below 32 px, where nothing would remain to pool.
+Departure: convnet5 has no fifth pool for images below 32 px, where one pixel is left after the fourth.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 
 from torch import nn
 
-from fedskew.core.net import Net, Shape, image
+from fedskew.core.net import Net, Shape, image_shape
 from fedskew.core.settings import UsageError
 from fedskew.models.layers import ConvPool, Layers, ReluPool
 from fedskew.models.net import Count, Widths, dense, widths
@@ -20,6 +20,8 @@ from fedskew.models.net import Count, Widths, dense, widths
 
 @dataclass(frozen=True)
 class MlpOptions:
+    """hidden: widths of the hidden layers; "" is logistic regression."""
+
     hidden: Widths = (200, 200)
 
     def __post_init__(self) -> None:
@@ -28,6 +30,8 @@ class MlpOptions:
 
 @dataclass(frozen=True)
 class CnnOptions:
+    """channels: of the convolutions; hidden: widths of the dense layers; padding: keep the size in convolutions."""
+
     channels: Widths = (32, 64)
     hidden: Widths = 512
     padding: bool = True
@@ -35,32 +39,40 @@ class CnnOptions:
     def __post_init__(self) -> None:
         widths(self.hidden)
         if not widths(self.channels):
-            raise ValueError("channels needs one width at least, such as 32-64")
+            raise ValueError(f"channels={self.channels!r} is invalid: expected one width or more, such as 32-64")
 
 
 @dataclass(frozen=True)
 class SimpleCnnOptions:
+    """projection: add MOON's projection (84-84-256) before the head."""
+
     projection: bool = True
 
 
 @dataclass(frozen=True)
 class Cnn4Options:
+    """track: batch norm has running statistics; if not, it uses those of the batch in evaluation, too."""
+
     track: bool = False
 
 
 @dataclass(frozen=True)
 class ConvNet5Options:
+    """hidden: width of the head's hidden layer."""
+
     hidden: Count = 2048
 
 
 def mlp(shape: Shape, classes: int, options: MlpOptions, layers: Layers) -> Net:
+    """Dense layers with ReLU (McMahan's 2NN)."""
     if not shape or min(shape) < 1:
-        raise UsageError(f"mlp takes any shape of positive sizes, got {shape}.")
+        raise UsageError(f"mlp is invalid for shape {shape}: expected one or more positive sizes.")
     sizes = (prod(shape), *widths(options.hidden))
     return _net(nn.Sequential(nn.Flatten(), *dense(sizes)), sizes[-1], classes)
 
 
 def cnn(shape: Shape, classes: int, options: CnnOptions, layers: Layers) -> Net:
+    """5x5 convolutions with 2x2 pools, then dense layers (McMahan's CNN)."""
     padding = 2 if options.padding else 0
     convolutions, flat = _conv_pools("cnn", shape, widths(options.channels), padding, layers)
     sizes = (flat, *widths(options.hidden))
@@ -68,6 +80,7 @@ def cnn(shape: Shape, classes: int, options: CnnOptions, layers: Layers) -> Net:
 
 
 def simple_cnn(shape: Shape, classes: int, options: SimpleCnnOptions, layers: Layers) -> Net:
+    """LeNet-like: 5x5 convolutions of 6 and 16 channels, dense layers of 120 and 84 (MOON)."""
     convolutions, flat = _conv_pools("simple-cnn", shape, (6, 16), 0, layers)
     body = nn.Sequential(*convolutions, nn.Flatten(), *dense((flat, 120, 84)))
     if options.projection:
@@ -76,7 +89,8 @@ def simple_cnn(shape: Shape, classes: int, options: SimpleCnnOptions, layers: La
 
 
 def cnn4(shape: Shape, classes: int, options: Cnn4Options, layers: Layers) -> Net:
-    inputs, height, width = image("cnn4", shape, least=16)
+    """Four blocks of 3x3 convolution (64 channels), norm, ReLU, 2x2 pool (FedBABU)."""
+    inputs, height, width = image_shape("cnn4", shape, least=16)
     body = nn.Sequential()
     for _ in range(4):
         body.append(nn.Conv2d(inputs, 64, 3, padding=1))
@@ -87,7 +101,8 @@ def cnn4(shape: Shape, classes: int, options: Cnn4Options, layers: Layers) -> Ne
 
 
 def convnet5(shape: Shape, classes: int, options: ConvNet5Options, layers: Layers) -> Net:
-    inputs, height, width = image("convnet5", shape, least=16)
+    """Five blocks of 5x5 convolution, norm, ReLU, 2x2 pool; the head has two dense layers (FederatedScope)."""
+    inputs, height, width = image_shape("convnet5", shape, least=16)
     pools = 5 if min(height, width) >= 32 else 4
     body = nn.Sequential()
     for i, outputs in enumerate((32, 64, 64, 128, 128)):
@@ -106,11 +121,11 @@ def _net(body: nn.Module, features: int, classes: int) -> Net:
 def _conv_pools(
     name: str, shape: Shape, channels: tuple[int, ...], padding: int, layers: Layers
 ) -> tuple[nn.Sequential, int]:
-    """5x5 convolution, ReLU, 2x2 pool, as many times as `channels` has widths; and the flat size of what remains."""
+    """One block of 5x5 convolution, ReLU, 2x2 pool for each of `channels`; and the number of values after the last."""
     least = 1
     for _ in channels:
         least = 2 * least + 4 - 2 * padding
-    inputs, height, width = image(name, shape, least)
+    inputs, height, width = image_shape(name, shape, least)
     stack = nn.Sequential()
     for outputs in channels:
         stack.append(ConvPool(inputs, outputs, padding, layers))

@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fedskew.core.net import Net, Shape, image
+from fedskew.core.net import Net, Shape, image_shape
 from fedskew.models.layers import Layers
 from fedskew.models.net import Count
 
 
 @dataclass(frozen=True)
 class WrnOptions:
+    """depth: layers, 6n + 4; widen: factor of the width; bias: of the convolutions; dropout: its probability."""
+
     depth: Annotated[int, Meta(ge=10)] = 28
     widen: Count = 10
     bias: bool = True
@@ -27,7 +29,7 @@ class WrnOptions:
 
     def __post_init__(self) -> None:
         if self.depth % 6 != 4:
-            raise ValueError(f"depth must be 6n + 4 (10, 16, 22, 28, ...), got {self.depth}")
+            raise ValueError(f"depth={self.depth} is invalid: expected 6n + 4 (10, 16, 22, 28, ...)")
 
 
 class Block(nn.Module):
@@ -52,7 +54,8 @@ class Block(nn.Module):
 
 
 def wrn(shape: Shape, classes: int, options: WrnOptions, layers: Layers) -> Net:
-    channels, _, _ = image("wrn28-10", shape)
+    """Three stages of (depth - 4) / 6 blocks, of 16, 32 and 64 times `widen` channels."""
+    channels, _, _ = image_shape("wrn28-10", shape)
     inputs = 16
     body = nn.Sequential(nn.Conv2d(channels, inputs, 3, padding=1, bias=options.bias or layers.bias))
     for stage in range(3):

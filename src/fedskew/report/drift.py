@@ -1,4 +1,4 @@
-"""What a finished run's saved models say about drift: heads apart, features collapsed, features in the plane."""
+"""Drift of a finished run, computed from its saved models: distances of heads, collapse and t-SNE of features."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from torch import Tensor
 from fedskew.core.seeding import Purpose, one_thread
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.diagnostics import drifted, feature_collapse, global_net, head_distances, whole_test
-from fedskew.report.runs import Kept
+from fedskew.experiment.run_directory import SavedRun
 
-POINTS = 400  # test samples in the plane
-LEAST = 10  # below that a map of neighbours says nothing
+POINTS = 400  # test samples in the t-SNE plot
+LEAST = 10  # test samples; with fewer, t-SNE shows nothing
 
 
 @dataclass(frozen=True)
 class Drift:
-    heads: Tensor  # [clients, clients], distances of the heads after one more local round
-    spread: float | None  # of the eigenvalues; None: no global model, or no test set
+    """How far the clients' heads drift apart, and how the global model's features spread."""
+
+    heads: Tensor  # [clients, clients], distances of the heads after one more round of local training
+    eigenvalue_spread: float | None  # None without a global model or test set
     points: npt.NDArray[np.float64] | None  # [samples, 2], t-SNE of the global model's features
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]  # [samples], the classes of the points
 
 
-def drift_of(run: Kept, data_dir: Path | None) -> Drift:
+def drift_of(run: SavedRun, data_dir: Path | None) -> Drift:
+    """The drift of a finished run; its data are loaded from `data_dir` (None for the default folder)."""
     setting = assemble(run.experiment, data_dir=data_dir)
     world, server = setting.world, run.server()
     with one_thread():
@@ -42,6 +45,6 @@ def drift_of(run: Kept, data_dir: Path | None) -> Drift:
         spread = feature_collapse(net, data, site.rng)
         some = data.part(torch.randperm(len(data), generator=site.rng)[:POINTS])
         features = site.infer(net.body, some).flatten(1).numpy()
-    with threadpool_limits(1):  # the same picture on any machine, and no threads that wait for each other
+    with threadpool_limits(1):  # the same picture on any machine
         plane = TSNE(perplexity=min(30.0, len(features) / 4), init="pca", random_state=0).fit_transform(features)
     return Drift(heads, spread, plane.astype(np.float64), some.labels.numpy())

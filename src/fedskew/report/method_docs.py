@@ -1,11 +1,12 @@
-"""What each method is, read from its file: paper, settings with whose defaults they are, costs. `fedskew methods` and
-docs/methods.md are both made from it (`python -m fedskew.report.method_docs`)."""
+"""What each method is, as its class declares it: paper, settings, costs. `fedskew methods` and docs/methods.md show it.
+
+`python -m fedskew.report.method_docs` prints docs/methods.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,31 +17,32 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 
 MODEL, SHAPE, CLASSES = "simple-cnn", (1, 28, 28), 10  # what the bytes are stated for
-# how long the server works does not change what travels: as little as there is
-SHORT: dict[str, dict[str, Any]] = {
-    "fedpg": {"iterations": 0},
-    "fedgen": {"iterations": 1},
-    "ccvr": {"epochs": 1},
-    "feddf": {"steps": 1},
-    "fedic": {"steps": 1, "distil_steps": 1},
-    "creff": {"match": 1, "epochs": 1},
-    "fedddc": {"I": 1, "J": 1},
-}
-SETTING = re.compile(r"^    (\w+): .*?  # (.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Setting:
+    """One setting of a method, as its `setting(...)` declares it."""
+
+    default: Any
+    help: str
+    source: str  # of the default
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method as the listings show it."""
+
     name: str
-    title: str
-    reference: str  # authors, venue, arXiv; empty for a control
-    text: str  # the file's own words: equations and departures
-    settings: dict[str, tuple[Any, str]]  # name -> (default, whose it is)
-    down: int  # bytes a client and round beyond FedAvg's
+    summary: str  # one sentence
+    title: str  # of the paper; the first line of the module's docstring
+    reference: str  # authors, venue, link; empty for a control
+    text: str  # the rest of the module's docstring: equations and departures
+    settings: dict[str, Setting]
+    down: int  # bytes per client and round, beyond FedAvg's
     up: int
-    keeps: Sizes  # at each client, by group
-    server: int  # bytes at the server beyond FedAvg's
-    once: dict[str, int]  # bytes up of rounds of another kind, by name
+    keeps: Sizes  # bytes that each client keeps between rounds, by group
+    server: int  # bytes that the server keeps, beyond FedAvg's
+    once: dict[str, int]  # bytes up in rounds of another kind, by stage
     has_global: bool
     has_personal: bool
     public: bool
@@ -51,20 +53,20 @@ class Entry:
         return " + ".join(word for word, has in words.items() if has)
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> MethodEntry:
+    """The entry of a registered method. Its costs are measured in two short rounds."""
     kind = REGISTRY[name]
-    title, _, rest = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
-    reference, _, text = rest.partition("\n\n")
-    if not re.search(r"\b20\d\d\b|University", reference):  # no paper: all of it is explanation
-        reference, text = "", rest
-    whose = dict(SETTING.findall(inspect.getsource(kind)))
-    costs, plain = measure_costs(kind(**SHORT.get(name, {})), MODEL, SHAPE, CLASSES), fedavg()
-    return Entry(
+    title, text = docstring(kind)
+    costs, plain = measure_costs(kind(**kind.quick), MODEL, SHAPE, CLASSES), fedavg()
+    return MethodEntry(
         name=name,
-        title=" ".join(title.split()),
-        reference=" ".join(reference.split()),
+        summary=(inspect.getdoc(kind) or "").partition("\n")[0],
+        title=title,
+        reference=kind.paper.reference if kind.paper else "",
         text=text,
-        settings={f.name: (f.default, whose.get(f.name, "")) for f in dataclasses.fields(kind)},
+        settings={
+            f.name: Setting(f.default, f.metadata["help"], f.metadata["source"]) for f in dataclasses.fields(kind)
+        },
         down=extra_bytes(costs.down, plain.down),
         up=extra_bytes(costs.up, plain.up),
         keeps=costs.client,
@@ -76,52 +78,63 @@ def entry(name: str) -> Entry:
     )
 
 
+def docstring(kind: type[Method]) -> tuple[str, str]:
+    """(title, text) of the docstring of a method's module: its first paragraph, and what follows the reference."""
+    title, _, rest = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
+    text = rest.partition("\n\n")[2] if kind.paper else rest
+    return " ".join(title.split()), text.rstrip()
+
+
 @lru_cache(maxsize=1)
 def fedavg() -> Costs:
+    """FedAvg's costs, with which the others are compared."""
     return measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)
 
 
 def numbers(count: int) -> str:
-    """Signed, with a space between thousands; a dash for none."""
+    """A signed number with a space between thousands; a dash for 0."""
     return f"{count:+,}".replace(",", " ") if count else "-"
 
 
-def row(one: Entry) -> list[str]:
-    """One line of the overview: name, title, bytes down and up, what clients keep, models, public data."""
+def row(one: MethodEntry) -> list[str]:
+    """The cells of a method in the overview, in the order of COLUMNS."""
     up = numbers(one.up) + "".join(f", {numbers(size)} once" for size in one.once.values())
     keeps = numbers(sum(one.keeps.values())).lstrip("+")
-    return [one.name, one.title, numbers(one.down), up, keeps, one.models, "yes" if one.public else "-"]
+    return [one.name, one.summary, numbers(one.down), up, keeps, one.models, "yes" if one.public else "-"]
 
 
-COLUMNS = ["name", "paper", "down", "up", "a client keeps", "models", "public data"]
+COLUMNS = ["name", "what it does", "down", "up", "a client keeps", "models", "public data"]
 
 
 def footnote() -> str:
+    """What the numbers in the overview mean."""
     plain = sum(fedavg().up.values())
     return (
-        f"Bytes a client and round beyond FedAvg's {plain:,}".replace(",", " ")
+        f"Bytes per client and round beyond FedAvg's {plain:,}".replace(",", " ")
         + f" each way, for {MODEL} on images of {' x '.join(map(str, SHAPE))} and {CLASSES} classes, with the defaults."
     )
 
 
-def details(one: Entry) -> list[str]:
+def details(one: MethodEntry) -> list[str]:
     """A method in full, as lines."""
-    lines = [one.title, *([one.reference] if one.reference else []), "", *one.text.rstrip().splitlines(), ""]
+    lines = [one.title, *([one.reference] if one.reference else []), "", one.summary, "", *one.text.splitlines(), ""]
     if one.settings:
-        lines += ["Settings:", *(f"  {name} = {value!r}   {whose}" for name, (value, whose) in one.settings.items())]
+        lines.append("Settings:")
+    for name, setting in one.settings.items():
+        lines += [f"  {name} = {setting.default!r}   {setting.help}", f"    default: {setting.source}"]
     for group, size in one.keeps.items():
         lines.append(f"A client keeps {group}: {numbers(size).lstrip('+')} bytes.")
     return lines
 
 
 def page() -> str:
-    """docs/methods.md."""
+    """The text of docs/methods.md."""
     entries = [entry(name) for name in REGISTRY]
     rule = "|" + "---|" * len(COLUMNS)
     lines = [
         "# Methods",
         "",
-        "Made from the methods' own files by `make docs`; do not edit.",
+        "Generated by `make docs` from the methods' declarations; do not edit.",
         "",
         "|" + "|".join(COLUMNS) + "|",
         rule,
@@ -130,10 +143,13 @@ def page() -> str:
         footnote(),
     ]
     for one in entries:
-        lines += ["", f"## {one.name}", "", f"**{one.title}**  ", one.reference, "", "```", one.text.rstrip(), "```"]
+        lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
+        lines += [one.summary, "", "```", one.text, "```"]
         if one.settings:
-            lines += ["", "|setting|default|whose|", "|---|---|---|"]
-            lines += [f"|{name}|`{value!r}`|{whose}|" for name, (value, whose) in one.settings.items()]
+            lines += ["", "|setting|default|meaning|source of default|", "|---|---|---|---|"]
+        for name, setting in one.settings.items():
+            cells = [name, f"`{setting.default!r}`", setting.help, setting.source]
+            lines.append("|" + "|".join(cell.replace("|", "\\|") for cell in cells) + "|")
     return "\n".join(lines) + "\n"
 
 

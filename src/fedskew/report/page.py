@@ -1,4 +1,4 @@
-"""A page in the making, and the file it becomes: HTML, the charts' data and the library that draws them, in one."""
+"""The report's HTML file: text and tables, the charts' data, and the library that draws them, in one file."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from html import escape
 from pathlib import Path
 
 from fedskew.core.settings import library
-from fedskew.report.figures import Figure
+from fedskew.report.charts import Chart
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
 class Page:
-    """A page in the making: pieces of HTML in order, and the charts they refer to."""
+    """A page that is being written: pieces of HTML in order, and the charts they refer to."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self.charts: dict[str, Figure] = {}
+        self.charts: dict[str, Chart] = {}
 
     def add(self, html: str) -> None:
+        """Append a piece of HTML."""
         self.pieces.append(html)
 
-    def chart(self, figure: Figure) -> str:
+    def add_chart(self, chart: Chart) -> None:
+        """Append a chart with its title; the page draws it when it is opened."""
         name = f"chart-{len(self.charts)}"
-        self.charts[name] = figure
-        title = escape(figure["title"])
+        self.charts[name] = chart
+        title = escape(chart["title"])
         box = f'<div class="chart" id="{name}" role="img" aria-label="{title}"></div>'
-        return f"<figure><h3>{title}</h3>{box}</figure>"
+        self.add(f"<figure><h3>{title}</h3>{box}</figure>")
 
     def html(self, title: str) -> str:
+        """The whole file: the template with the pieces, the charts and plotly.js filled in."""
         parts = {
             "title": escape(title),
             "body": "\n".join(self.pieces),
@@ -43,13 +46,14 @@ class Page:
         return page
 
 
-def table(
+def html_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
     best: Sequence[Sequence[bool]] = (),
     text_last: bool = False,
 ) -> str:
+    """A table as HTML. `best` marks cells to print bold; `text_last` aligns the last column as text."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = []
     for i, row in enumerate(rows):

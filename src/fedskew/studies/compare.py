@@ -3,106 +3,102 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fedskew.core.files import write_atomically
-from fedskew.core.settings import UsageError
-from fedskew.evaluation.figures import FIGURES, figure, to_target
-from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
-from fedskew.experiment.run import Run, closing
-from fedskew.federation.protocol import QuorumLost, Record
+from fedskew.evaluation.figures import ACCURACIES, to_target
+from fedskew.experiment.config import Experiment, method_of
+from fedskew.experiment.run import Run
+from fedskew.federation.protocol import Record
+from fedskew.studies.execution import Outcome, execute, file_name
 
 
-def carry_out(
-    base: Experiment,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    watch: Callable[[str, int, Run, Record], None],
-    **options: Any,
-) -> list[dict[str, Any]]:
-    """Run what is missing, take up what was cut off; one row a run. A changed setting is not mixed with old results."""
-    made = {text: method_of(text) for text in methods}  # mistakes before the first run
-    rows = []
+@dataclass(frozen=True)
+class Compared:
+    """One run of a comparison."""
+
+    method: str  # as the user wrote it, with its settings: fedprox:mu=0.1
+    seed: int
+    outcome: Outcome
+
+
+Watch = Callable[[str, int, Run, Record], None]  # (method, seed, run, record), called after each round
+
+
+def run_methods(
+    base: Experiment, methods: Sequence[str], seeds: Sequence[int], out: Path, watch: Watch, **options: Any
+) -> list[Compared]:
+    """Run every method with every seed. Finished runs are read, interrupted ones resumed (see `execute`).
+
+    Args:
+        base: the experiment; its method and seed are replaced.
+        methods: names with settings, as in `fedprox:mu=0.1`.
+        seeds: all methods see the same clients and cohorts for the same seed.
+        out: the folder of the runs, one directory each.
+        watch: called after each round that is run now.
+        options: how to run: workers, engine, device, data_dir, track (see `Run`).
+    """
+    parsed = {text: method_of(text) for text in methods}  # all of them, so that a mistake shows before the first run
+    runs = []
     for seed in seeds:
         for text in methods:
-            experiment = replace(base, method=made[text], seed=seed)
-            path = out / f"{slug(text)}-s{seed}"
-            row = carry(experiment, path, partial(watch, text, seed), **options)
-            rows.append({**row, "method": text, "seed": seed})  # the row's name of the method, with its settings
-    return rows
+            experiment = replace(base, method=parsed[text], seed=seed)
+            path = out / f"{file_name(text)}-s{seed}"
+            runs.append(Compared(text, seed, execute(experiment, path, partial(watch, text, seed), **options)))
+    return runs
 
 
-def slug(text: str) -> str:
-    """A text as part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", text.replace("=", "")).strip("-")
+def summarise(runs: Sequence[Compared], target: float | None) -> list[dict[str, Any]]:
+    """One line per method: each figure's mean and standard deviation over seeds, and the mean costs.
 
-
-def carry(experiment: Experiment, path: Path, watch: Callable[[Run, Record], None], **options: Any) -> dict[str, Any]:
-    """One run carried out or taken up, as a row: its closing figures, records, and why it failed ("": it did not)."""
-    run, failed = open_run(experiment, path, **options), ""
-    try:
-        for record in run:
-            watch(run, record)
-        result = run.result
-    except QuorumLost as lost:  # it diverged, say: a result too, and no reason not to see the others
-        failed = str(lost)
-        result = closing(experiment, run.records) if run.records else {}
-    return {**result, "directory": str(path), "failed": failed, "records": run.records}
-
-
-def open_run(experiment: Experiment, path: Path, **options: Any) -> Run:
-    settings = path / "settings.toml"
-    if not settings.exists():
-        return Run(experiment, out=path, **options)
-    if from_dict(read_toml(settings)).as_dict() != experiment.as_dict():
-        raise UsageError(f"{path} holds a run with other settings; give another --out or remove it.")
-    return Run(experiment, out=path, resume=True, **options)
-
-
-def summarise(rows: Sequence[dict[str, Any]], target: float | None) -> list[dict[str, Any]]:
-    """One line a method: mean and spread over seeds of each figure, and what it cost."""
+    `target` is an accuracy from 0 to 1; None leaves rounds and bytes to target out. Failed runs are counted, not
+    averaged.
+    """
     lines = []
-    for text in dict.fromkeys(row["method"] for row in rows):
-        every = [row for row in rows if row["method"] == text]
-        runs = [row for row in every if not row["failed"]]
-        line: dict[str, Any] = {"method": text, "seeds": len(runs), "failed": len(every) - len(runs)}
-        line["rounds"] = max((row["rounds"] for row in runs), default=0)
-        for word, place in FIGURES.items():
-            values = [v for run in runs if (v := figure(run, place)) is not None]
-            line[word] = statistics.mean(values) if values else None
-            line[f"{word}_std"] = statistics.stdev(values) if len(values) > 1 else None
+    for text in dict.fromkeys(run.method for run in runs):
+        every = [run.outcome for run in runs if run.method == text]
+        done = [outcome for outcome in every if not outcome.failed]
+        results = [outcome.result for outcome in done if outcome.result is not None]
+        line: dict[str, Any] = {"method": text, "seeds": len(done), "failed": len(every) - len(done)}
+        line["rounds"] = max((result.rounds for result in results), default=0)
+        for key, figure in ACCURACIES.items():
+            values = [v for result in results if (v := figure.read(result)) is not None]
+            line[key] = statistics.mean(values) if values else None
+            line[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
         if target is not None:
-            reached = [to_target(run["records"], target) for run in runs]
+            reached = [to_target(outcome.records, target) for outcome in done]
             line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
             line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
-        line["bytes"] = _mean_or_none([run["bytes_up"] + run["bytes_down"] for run in runs])
-        line["client_seconds"] = _mean_or_none([run["client_seconds"] for run in runs])
-        line["server_seconds"] = _mean_or_none([run["server_seconds"] for run in runs])
+        line["bytes"] = _mean_or_none([result.bytes_up + result.bytes_down for result in results])
+        line["client_seconds"] = _mean_or_none([result.client_seconds for result in results])
+        line["server_seconds"] = _mean_or_none([result.server_seconds for result in results])
         lines.append(line)
     return lines
 
 
 def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    """A mean only if every seed got there."""
+    """The mean if every seed has a value, else None."""
     known = [v for v in values if v is not None]
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
-def write(out: Path, base: Experiment, rows: Sequence[dict[str, Any]], lines: Sequence[dict[str, Any]]) -> None:
-    """compare.json (settings, a line a method, a row a run) and compare.csv beside the runs."""
-    kept = ("method", "seed", "failed", "accuracy", "digest", "metrics")
-    runs = [{key: row.get(key) for key in kept} for row in rows]
+def write(out: Path, base: Experiment, runs: Sequence[Compared], lines: Sequence[dict[str, Any]]) -> None:
+    """Write compare.json (settings, a line per method, an entry per run) and compare.csv (the lines) to `out`."""
+    entries = [
+        {"method": run.method, "seed": run.seed, "failed": run.outcome.failed}
+        | {key: getattr(run.outcome.result, key, None) for key in ("accuracy", "digest", "metrics")}
+        for run in runs
+    ]
     settings = {key: value for key, value in base.as_dict().items() if key not in ("method", "seed")}
-    text = json.dumps({"settings": settings, "methods": list(lines), "runs": runs}, indent=1)
-    write_atomically(out / "compare.json", (text + "\n").encode())
+    content = msgspec.json.encode({"settings": settings, "methods": list(lines), "runs": entries})
+    write_atomically(out / "compare.json", msgspec.json.format(content, indent=1) + b"\n")
     with (out / "compare.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(lines[0]))
         writer.writeheader()

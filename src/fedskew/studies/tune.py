@@ -1,9 +1,8 @@
-"""Fair tuning: every method gets the same number of trials, judged on validation data; no test sample is looked at.
+"""Fair tuning: every method gets the same number of trials, evaluated on validation data. No test sample is used.
 
-A trial is a whole run with its own learning rate and its method's weights, drawn by Optuna (TPE) from ranges
-that grow by factors. The first trial is the method as it stands (a weight that is chosen by another setting starts in
-the middle of its range). What was tried is kept in <out>/study.db, so a
-search that was cut off goes on; the best of each method becomes an experiment file.
+A trial is a whole run. Optuna (TPE) draws its learning rate and the method's weights from ranges on a log scale. The
+first trial uses the defaults (a weight whose default is None starts in the middle of its range). Trials are kept in
+<out>/study.db, so an interrupted search can be resumed. The best trial of each method is written as an experiment file.
 """
 
 from __future__ import annotations
@@ -16,56 +15,30 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 from fedskew.core.files import write_atomically
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, library, parse, unknown
-from fedskew.core.training import NotNegative, Positive
+from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.config import Experiment, method_of
-from fedskew.experiment.run import Run
-from fedskew.federation.protocol import QuorumLost
-from fedskew.studies.compare import slug
+from fedskew.studies.execution import execute, file_name
 
 Range = tuple[float, float]
 Goal = Literal["global", "personal"]
 VALIDATION = 0.2  # of each client's samples, where the experiment keeps none
-REACH = 10.0  # a range without an entry below: the default divided and multiplied by this
-
-# where published grids lie; a method without an entry has its positive weights searched around their defaults
-SPACES: dict[str, dict[str, Range]] = {
-    "fedavgm": {"server_lr": (0.1, 3.0)},
-    "fedprox": {"mu": (0.001, 1.0)},
-    "scaffold": {"server_lr": (0.1, 2.0)},
-    "fednova": {},
-    "feddyn": {"alpha": (0.001, 0.3)},
-    "feddc": {"alpha": (0.001, 0.3)},
-    "moon": {"mu": (0.1, 10.0)},
-    "fedntd": {"beta": (0.1, 3.0), "tau": (0.5, 5.0)},
-    "fedfocal": {"gamma": (0.5, 5.0)},
-    "ditto": {"lam": (0.01, 2.0)},
-    "fedcd": {"lam": (0.01, 1.0), "gamma": (0.01, 1.0)},
-    "fedmr": {"mu1": (0.01, 1.0), "mu2": (0.01, 1.0)},
-    "fedpg": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
-    "vhl": {"lambda_c": (0.1, 20.0), "lambda_v": (0.1, 2.0)},
-    "fedddc": {"lr": (2e-4, 0.02)},
-    "fedic": {"lr": (1e-4, 0.01)},
-    "feddf": {"lr": (1e-4, 0.01)},
-    "fedbe": {"lr": (1e-4, 0.01)},
-    "creff": {"lr": (1e-3, 0.1)},
-    "fedgen": {"alpha": (1.0, 30.0), "beta": (1.0, 30.0)},
-    "ccvr": {},
-}
+REACH = 10.0  # the learning rate is searched from the experiment's divided by this to it times this
 
 
 def space(text: str, lr: float, given: Mapping[str, Range]) -> dict[str, Range]:
-    """What is searched for one method, by name: `lr`, and `method.<field>` unless the text sets it.
+    """The ranges searched for one method: `lr`, and `method.<field>` for the fields that declare a range.
 
-    `given` are the user's ranges, by `lr` or `<method>.<field>`.
+    A field that `text` sets, as in "fedprox:mu=0.5", is not searched. `given` are the user's ranges, by `lr` or
+    `<method>.<field>`; they may name any field.
     """
     name, fixed = parse(text, "method")[0]
     kind = type(method_of(text))
-    fields = SPACES.get(name, around_defaults(kind))
+    fields = declared_ranges(kind)
     own = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
     known = {f.name for f in dataclasses.fields(kind)}
     for key in own:
@@ -75,10 +48,10 @@ def space(text: str, lr: float, given: Mapping[str, Range]) -> dict[str, Range]:
     return {"lr": given.get("lr", (lr / REACH, lr * REACH))} | ranges
 
 
-def around_defaults(kind: type[Method]) -> dict[str, Range]:
-    hints = get_type_hints(kind, include_extras=True)
-    weights = [f for f in dataclasses.fields(kind) if hints[f.name] in (Positive, NotNegative)]
-    return {f.name: (f.default / REACH, f.default * REACH) for f in weights if f.default}  # type: ignore[operator]
+def declared_ranges(kind: type[Method]) -> dict[str, Range]:
+    """The ranges that a method's fields declare with `setting(..., search=(low, high))`."""
+    ranges = {f.name: f.metadata.get("search") for f in dataclasses.fields(kind)}
+    return {name: span for name, span in ranges.items() if span}
 
 
 def read_range(text: str) -> tuple[str, Range]:
@@ -90,21 +63,26 @@ def read_range(text: str) -> tuple[str, Range]:
     except ValueError:
         made = (0.0, 0.0)
     if not 0 < made[0] < made[1]:
-        raise UsageError(f"--range {text} will not do: write --range fedprox.mu=0.001:1 (or lr=...), from low to high.")
+        raise UsageError(
+            f"--range {text} is invalid: expected name=low:high with 0 < low < high, as in fedprox.mu=0.001:1."
+        )
     return name.strip(), made
 
 
 @dataclass(frozen=True)
 class Search:
+    """What to search: methods, how many trials each gets, and the experiment they are tried on."""
+
     base: Experiment
-    methods: tuple[str, ...]
+    methods: tuple[str, ...]  # with settings that stay fixed: fedprox:mu=0.1
     budget: int  # trials of each method
     seeds: tuple[int, ...]
     out: Path
-    goal: Goal | None = None  # None: the global model where the method has one
-    ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
+    goal: Goal | None = None  # None: the global model if the method has one, else the personal models
+    ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)  # the user's, by `lr` or `<method>.<field>`
 
     def spaces(self) -> dict[str, dict[str, Range]]:
+        """The ranges of each method, by name of the setting."""
         names = {parse(text, "method")[0][0] for text in self.methods}
         for key in self.ranges:
             if key != "lr" and key.partition(".")[0] not in names:
@@ -112,37 +90,45 @@ class Search:
         return {text: space(text, self.base.training.lr, self.ranges) for text in self.methods}
 
     def trial(self, text: str, values: Mapping[str, float], seed: int) -> Experiment:
-        """The experiment of one trial: on validation data, with no test set beside it."""
+        """The experiment of one trial, evaluated on validation data after the last round."""
         chosen = self.chosen(text, values)
         holdout = replace(chosen.holdout, validation=chosen.holdout.validation or VALIDATION)
         rounds = len(chosen.method.stages(chosen.rounds))
-        judged = replace(chosen.evaluation, part="validation", every=rounds)
-        return replace(chosen, holdout=holdout, evaluation=judged, seed=seed)
+        evaluation = replace(chosen.evaluation, part="validation", every=rounds)
+        return replace(chosen, holdout=holdout, evaluation=evaluation, seed=seed)
 
     def chosen(self, text: str, values: Mapping[str, float]) -> Experiment:
-        """The experiment itself with these values; what is written to a file."""
+        """The base experiment with these values: what is written to the method's file."""
         own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("method.")}
         training = replace(self.base.training, lr=values["lr"])
         return replace(self.base, method=replace(method_of(text), **own), training=training)
 
 
-def criterion(metrics: Mapping[str, Any], goal: Goal) -> float:
-    """What is made large: the global model over all validation samples, or the personal models' mean accuracy."""
-    clients = metrics["clients"]
-    return float(clients["global"]["weighted"] if goal == "global" else clients["personal"]["mean"])
+def criterion(metrics: Metrics, goal: Goal) -> float:
+    """What is maximised: the global model's accuracy over all validation samples, or the personal models' mean."""
+    clients = metrics.clients
+    assert clients is not None  # every client has validation samples
+    if goal == "personal":
+        return clients.personal.mean
+    assert clients.global_ is not None  # see `goal_of`
+    return clients.global_.weighted
 
 
 def goal_of(method: Method, wanted: Goal | None) -> Goal:
+    """Which model is tuned: `wanted`, or if that is None the global model where the method has one."""
     if wanted == "global" and not method.has_global:
         raise UsageError(f"{type(method).__name__} has no global model; tune it with --goal personal.")
     return wanted or ("global" if method.has_global else "personal")
 
 
-Watch = Callable[[str, int, float], None]
+Watch = Callable[[str, int, float], None]  # (method, number of the trial, its value), called after each trial
 
 
 def search(plan: Search, watch: Watch, **options: Any) -> list[dict[str, Any]]:
-    """Every method's trials until its budget is spent; one line a method, with the file of its best values."""
+    """Run every method's trials until its budget is used up. `options` say how to run (see `Run`).
+
+    Returns one line per method with its best values and the file they were written to; also written to tune.json.
+    """
     optuna = library("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = plan.spaces()
@@ -152,23 +138,23 @@ def search(plan: Search, watch: Watch, **options: Any) -> list[dict[str, Any]]:
     for text in plan.methods:
         study = _study(optuna, plan, text, spaces[text])
         for number in _left(optuna, study, plan.budget):
-            # seeded by the trial's number, so a search that was cut off goes on as if it had not been
+            # seeded by the trial's number, so that a resumed search draws what an uninterrupted one would
             study.sampler = optuna.samplers.TPESampler(seed=1000 * plan.base.seed + number)
             trial = study.ask()
             values = {key: trial.suggest_float(key, *span, log=True) for key, span in spaces[text].items()}
-            value = _tried(plan, text, values, goals[text], options)
+            value = _evaluated(plan, text, values, goals[text], options)
             study.tell(trial, value)
             watch(text, number, value)
         lines.append(_line(plan, text, study))
-    told = {"budget": plan.budget, "seeds": plan.seeds, "settings": plan.base.as_dict(), "methods": lines}
-    write_atomically(plan.out / "tune.json", (json.dumps(told, indent=1) + "\n").encode())
+    summary = {"budget": plan.budget, "seeds": plan.seeds, "settings": plan.base.as_dict(), "methods": lines}
+    write_atomically(plan.out / "tune.json", (json.dumps(summary, indent=1) + "\n").encode())
     return lines
 
 
 def _study(optuna: Any, plan: Search, text: str, spans: Mapping[str, Range]) -> Any:
-    """The study of one method; one that was begun with other settings is not gone on with."""
-    settled = json.dumps([plan.trial(text, {"lr": 1.0}, 0).as_dict(), spans, plan.seeds], sort_keys=True)
-    mark = hashlib.sha256(settled.encode()).hexdigest()
+    """Optuna's study of one method, new or resumed. Refuses to resume a study with other settings."""
+    settings = json.dumps([plan.trial(text, {"lr": 1.0}, 0).as_dict(), spans, plan.seeds], sort_keys=True)
+    mark = hashlib.sha256(settings.encode()).hexdigest()
     storage = f"sqlite:///{plan.out / 'study.db'}"
     study = optuna.create_study(study_name=text, storage=storage, direction="maximize", load_if_exists=True)
     if study.user_attrs.get("settings", mark) != mark:
@@ -181,12 +167,13 @@ def _study(optuna: Any, plan: Search, text: str, spans: Mapping[str, Range]) -> 
 
 
 def _defaults(method: Method, spans: Mapping[str, Range]) -> dict[str, float]:
+    """The first trial's values: the method's own, or the middle of the range (on a log scale) where that is None."""
     own = {key: getattr(method, key.partition(".")[2]) for key in spans if key.startswith("method.")}
     return {key: math.sqrt(spans[key][0] * spans[key][1]) if value is None else value for key, value in own.items()}
 
 
 def _left(optuna: Any, study: Any, budget: int) -> Iterator[int]:
-    """The numbers of the trials still to do. One that was cut off is given up and done anew."""
+    """The numbers of the trials still to do. An interrupted trial is marked as failed and repeated."""
     states = optuna.trial.TrialState
     for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
         study.tell(trial.number, state=states.FAIL)
@@ -194,23 +181,21 @@ def _left(optuna: Any, study: Any, budget: int) -> Iterator[int]:
     return iter(range(done + 1, budget + 1))
 
 
-def _tried(plan: Search, text: str, values: Mapping[str, float], goal: Goal, options: Mapping[str, Any]) -> float:
-    """The mean over seeds; a run that diverges is worth nothing, and its trial is spent."""
+def _evaluated(plan: Search, text: str, values: Mapping[str, float], goal: Goal, options: Mapping[str, Any]) -> float:
+    """A trial's value: the mean over seeds of what is maximised, 0 if a run diverges. The trial counts either way."""
     found = []
     for seed in plan.seeds:
-        run = Run(plan.trial(text, values, seed), **options)
-        try:
-            for _ in run:
-                pass
-        except QuorumLost:
+        outcome = execute(plan.trial(text, values, seed), None, **options)
+        if outcome.failed or outcome.result is None or outcome.result.metrics is None:
             return 0.0
-        found.append(criterion(run.result["metrics"], goal))
+        found.append(criterion(outcome.result.metrics, goal))
     return statistics.mean(found)
 
 
 def _line(plan: Search, text: str, study: Any) -> dict[str, Any]:
+    """Write a method's best values to its file; the summary of its trials."""
     best = study.best_trial
-    path = plan.out / f"{slug(text)}.toml"
+    path = plan.out / f"{file_name(text)}.toml"
     head = f"# {text}: the best of {plan.budget} trials of fedskew tune, accuracy {best.value:.4f} on validation data\n"
     write_atomically(path, (head + plan.chosen(text, best.params).to_toml()).encode())
     trials = [{"values": t.params, "accuracy": t.value} for t in study.trials if t.value is not None]

@@ -1,4 +1,4 @@
-"""Named data sets: every form they come in, what is wrong with a file, fetching, the listing."""
+"""Named data sets: every file format, damaged files, fetching, the listing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from fedskew.core.settings import UsageError
-from fedskew.data.dataset import DataSet, held_out, moments, share
+from fedskew.data.dataset import DataSet, holdout_mask, moments, one_in
 from fedskew.data.sources import loading as sources
 from fedskew.data.sources.catalogue import SOURCES
 from fedskew.data.sources.formats import read_npz, write_npz
@@ -129,10 +129,10 @@ def test_digits_lose_and_repeat_no_sample() -> None:
     assert ours == sorted(map(bytes, theirs))
 
 
-# Forms.
+# File formats.
 
 
-def test_npz_is_loaded_and_memory_mapped(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_an_npz_is_loaded_and_memory_mapped(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     arrays = shrink("cifar10")
     np.savez(tmp_path / "cifar10.npz", **arrays)
     data = load("cifar10", tmp_path)
@@ -152,7 +152,7 @@ def test_writing_into_a_mapped_set_leaves_its_file_alone(tmp_path: Path, shrink:
     assert same(load("mnist", tmp_path), arrays)
 
 
-def test_compressed_and_fortran_ordered_npz_load_too(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_compressed_and_fortran_ordered_npz_load(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     arrays = shrink("mnist")
     np.savez_compressed(tmp_path / "mnist.npz", **arrays)
     assert same(load("mnist", tmp_path), arrays)
@@ -226,7 +226,7 @@ def test_a_batch_pickled_by_python_2_loads(tmp_path: Path, shrink: Callable[...,
     assert same(load("cifar100", tmp_path), arrays)
 
 
-def test_svhn_loads_from_mat_files_and_its_ten_is_zero(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_svhn_loads_from_mat_files_and_its_label_10_is_digit_0(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     from scipy.io import savemat
 
     arrays = shrink("svhn")
@@ -238,7 +238,7 @@ def test_svhn_loads_from_mat_files_and_its_ten_is_zero(tmp_path: Path, shrink: C
     assert same(load("svhn", tmp_path), arrays)
 
 
-def test_writers_are_kept(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_writers_are_loaded_with_their_samples(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     arrays = shrink("mnist-writers")
     np.savez(tmp_path / "mnist-writers.npz", **arrays)
     data = load("mnist-writers", tmp_path)
@@ -261,10 +261,10 @@ def test_pooling_moves_everything_to_the_training_part(tmp_path: Path, shrink: C
     assert (pool.shape, pool.mean) == (data.shape, data.mean)
 
 
-# What can be wrong.
+# Damaged files.
 
 
-def spoil(change: Callable[[Arrays], Any]) -> Callable[[Path, Arrays], None]:
+def damage(change: Callable[[Arrays], Any]) -> Callable[[Path, Arrays], None]:
     def write(path: Path, arrays: Arrays) -> None:
         np.savez(path, **(change(arrays) or arrays))
 
@@ -281,19 +281,34 @@ def cut(path: Path, arrays: Arrays) -> None:
     [
         (cut, "not a zip file"),
         (lambda path, a: path.write_bytes(b"hello"), "not a zip file"),
-        (spoil(lambda a: {"images": a["x_train"], "y_train": a["y_train"]}), "no x_train (it has images, y_train)"),
-        (spoil(lambda a: a.pop("y_test") is None), "no y_test"),
-        (spoil(lambda a: a | {"y_train": a["y_train"][:-1]}), "y_train does not have one entry per sample"),
-        (spoil(lambda a: a | {"y_train": a["y_train"] + 1}), "y_train has labels other than 0 to 9"),
-        (spoil(lambda a: a | {"y_train": a["y_train"] * 0.5}), "y_train must be whole numbers or text"),
-        (spoil(lambda a: a | {"y_train": a["y_train"].astype(object)}), "allow_pickle=False"),
-        (spoil(lambda a: a | {"x_train": a["x_train"] / 255}), "x_train is float64"),
-        (spoil(lambda a: a | {"x_test": a["x_test"][:, :20]}), "x_test is uint8 of shape (10, 20, 28)"),
-        (spoil(lambda a: {k: v[:-1] for k, v in a.items()}), "19 train samples, the published set has 20"),
-        (spoil(lambda a: a | {"y_test": np.sort(a["y_test"]) // 2}), "class 0 has 2 test samples"),
+        (
+            damage(lambda a: {"images": a["x_train"], "y_train": a["y_train"]}),
+            "it has images, y_train, expected x_train",
+        ),
+        (damage(lambda a: a.pop("y_test") is None), "expected y_test"),
+        (
+            damage(lambda a: a | {"y_train": a["y_train"][:-1]}),
+            "y_train has shape (19,), expected one entry per sample",
+        ),
+        (
+            damage(lambda a: a | {"y_train": a["y_train"] + 1}),
+            "y_train has other labels, expected integers from 0 to 9",
+        ),
+        (
+            damage(lambda a: a | {"y_train": a["y_train"] * 0.5}),
+            "y_train is float64 of shape (20,), expected integers or text",
+        ),
+        (damage(lambda a: a | {"y_train": a["y_train"].astype(object)}), "allow_pickle=False"),
+        (damage(lambda a: a | {"x_train": a["x_train"] / 255}), "x_train is float64"),
+        (damage(lambda a: a | {"x_test": a["x_test"][:, :20]}), "x_test is uint8 of shape (10, 20, 28)"),
+        (damage(lambda a: {k: v[:-1] for k, v in a.items()}), "19 train samples, expected 20 as published"),
+        (
+            damage(lambda a: a | {"y_test": np.sort(a["y_test"]) // 2}),
+            "class 0 has 2 test samples, expected 1 as published",
+        ),
     ],
 )
-def test_a_spoiled_npz_is_named_with_its_problem(
+def test_a_damaged_npz_is_named_with_its_problem(
     tmp_path: Path, shrink: Callable[..., Arrays], write: Callable[[Path, Arrays], None], problem: str
 ) -> None:
     path = tmp_path / "mnist.npz"
@@ -304,42 +319,42 @@ def test_a_spoiled_npz_is_named_with_its_problem(
     assert problem in str(caught.value)
 
 
-def test_an_npz_without_writers_is_no_writers_set(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_a_set_with_writers_needs_a_file_with_writers(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     arrays = shrink("mnist-writers")
     np.savez(tmp_path / "mnist-writers.npz", **{key: a for key, a in arrays.items() if key[0] != "u"})
-    with pytest.raises(UsageError, match="it has no u_train"):
+    with pytest.raises(UsageError, match="expected u_train"):
         load("mnist-writers", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("spoiled", "problem"),
+    ("damaged", "problem"),
     [
         (lambda raw: b"\0\0\x0d" + raw[3:], "starts with 00000d03"),
-        (lambda raw: raw[:-1], "header says 20x28x28, but 15679 bytes follow"),
-        (lambda raw: raw[:6], "no idx file"),
+        (lambda raw: raw[:-1], "15679 bytes of data, expected 20x28x28 as its header says"),
+        (lambda raw: raw[:6], "expected an idx header"),
         (lambda raw: b"", "nothing"),
     ],
 )
-def test_a_spoiled_idx_file_is_named_with_its_problem(
-    tmp_path: Path, shrink: Callable[..., Arrays], spoiled: Callable[[bytes], bytes], problem: str
+def test_a_damaged_idx_file_is_named_with_its_problem(
+    tmp_path: Path, shrink: Callable[..., Arrays], damaged: Callable[[bytes], bytes], problem: str
 ) -> None:
     write_idx(tmp_path / "mnist", shrink("mnist"), zipped=False)
     path = tmp_path / "mnist" / "train-images-idx3-ubyte"
-    path.write_bytes(spoiled(path.read_bytes()))
+    path.write_bytes(damaged(path.read_bytes()))
     with pytest.raises(UsageError) as caught:
         load("mnist", tmp_path)
     assert str(path) in str(caught.value)
     assert problem in str(caught.value)
 
 
-def test_a_truncated_gz_and_a_missing_companion_are_mistakes(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_a_truncated_gz_and_a_missing_file_of_four_are_errors(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
     write_idx(tmp_path / "mnist", shrink("mnist"))
     path = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UsageError, match=r"t10k-images-idx3-ubyte.gz cannot be used"):
         load("mnist", tmp_path)
     path.unlink()
-    with pytest.raises(UsageError, match=r"t10k-images-idx3-ubyte.gz is missing"):
+    with pytest.raises(UsageError, match=r"expected t10k-images-idx3-ubyte.gz, which is missing"):
         load("mnist", tmp_path)
 
 
@@ -349,7 +364,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("raw", [pickle.dumps({b"data": Evil(), b"labels": []}), b"junk", pickle.dumps({b"data": []})])
-def test_a_cifar_batch_can_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+def test_a_cifar_batch_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
@@ -360,30 +375,30 @@ def test_a_cifar_batch_can_run_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "evil").exists()
 
 
-def test_an_incomplete_archive_is_a_mistake(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "cifar-100-python.tar.gz"
     path.write_bytes(b"\x1f\x8b not a tar")
     with pytest.raises(UsageError, match=r"cifar-100-python.tar.gz cannot be used"):
         load("cifar100", tmp_path)
 
 
-def test_half_of_svhn_is_a_mistake(tmp_path: Path) -> None:
+def test_a_damaged_svhn_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train_32x32.mat").write_bytes(b"x" * 200)
     with pytest.raises(UsageError, match=r"train_32x32.mat cannot be used"):
         load("svhn", tmp_path)
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'cifar10'"):
         load("cifar-10")
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "digits"])
-def test_a_missing_set_says_what_to_put_where(tmp_path: Path, name: str) -> None:
+def test_a_missing_set_says_which_file_is_expected_where(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError) as caught:
         load(name, tmp_path)
     sentence = str(caught.value)
-    assert f"{name} is not in {tmp_path}: put {name}.npz" in sentence
+    assert f"{name} is not in {tmp_path}: expected {name}.npz" in sentence
     assert ("fedskew[hub]" in sentence) == (name != "mnist-writers")
     assert ("u_train" in sentence) == SOURCES[name].owners
 
@@ -432,7 +447,7 @@ def rows(arrays: Arrays, part: str, image: str = "image", label: str = "label") 
         ("svhn", ("ufldl-stanford/svhn", "cropped_digits"), "image", "label"),
     ],
 )
-def test_a_missing_set_is_fetched_once_and_kept(
+def test_a_missing_set_is_fetched_once_and_written_to_the_folder(
     tmp_path: Path, shrink: Callable[..., Arrays], serve: Any, name: str, asked: Any, image: str, label: str
 ) -> None:
     arrays = shrink(name)
@@ -446,7 +461,7 @@ def test_a_missing_set_is_fetched_once_and_kept(
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("lying", [False, True])
-def test_fetched_letters_are_upright_whatever_copy_is_served(
+def test_fetched_letters_are_upright_and_counted_from_zero(
     tmp_path: Path, shrink: Callable[..., Arrays], serve: Any, first: int, lying: bool
 ) -> None:
     arrays = shrink("emnist-letters")
@@ -476,7 +491,7 @@ def test_fetched_femnist_keeps_its_writers_and_a_tenth_of_each_for_testing(tmp_p
     assert np.array_equal(again.owners_train, data.owners_train)
 
 
-def test_a_failed_or_wrong_fetch_is_a_mistake_and_leaves_no_file(
+def test_a_failed_or_wrong_fetch_is_an_error_and_leaves_no_file(
     tmp_path: Path, shrink: Callable[..., Arrays], serve: Any
 ) -> None:
     arrays = shrink("mnist")
@@ -488,7 +503,7 @@ def test_a_failed_or_wrong_fetch_is_a_mistake_and_leaves_no_file(
     with pytest.raises(UsageError, match="mnist could not be fetched from ylecun/mnist: no route to host"):
         load("mnist", tmp_path)
     serve(lambda: {"train": rows(arrays, "test"), "test": rows(arrays, "test")})
-    with pytest.raises(UsageError, match="10 train samples, the published set has 20"):
+    with pytest.raises(UsageError, match="10 train samples, expected 20 as published"):
         load("mnist", tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -514,7 +529,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
     assert np.array_equal(read_npz(path)["y_train"], np.arange(4))
 
 
-# Folder, listing, parts.
+# The data folder, the listing, test parts.
 
 
 def test_the_data_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +548,9 @@ def test_the_data_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch) -
     assert default_folder() == home / "sets"
 
 
-def test_the_listing_tells_present_missing_and_broken_apart(tmp_path: Path, shrink: Callable[..., Arrays]) -> None:
+def test_the_listing_says_which_sets_are_present_missing_or_damaged(
+    tmp_path: Path, shrink: Callable[..., Arrays]
+) -> None:
     np.savez(tmp_path / "mnist-writers.npz", **shrink("mnist-writers"))
     (tmp_path / "cifar10.npz").write_bytes(b"PK")
     table = {row["name"]: row for row in listing(tmp_path)}
@@ -582,22 +599,22 @@ def test_the_catalogue_agrees_with_the_published_totals() -> None:
         assert len(source.mean) in (0, source.size[2])
 
 
-def test_held_out_takes_from_every_group_what_was_asked() -> None:
+def test_the_holdout_mask_takes_the_given_number_of_each_group() -> None:
     """Groups of 10, 4 and 1: one in five, at least one, never all: 2, 1, 0."""
     groups = np.array([7] * 10 + [2] * 4 + [5])
-    mask = held_out(groups, share(5))
+    mask = holdout_mask(groups, one_in(5))
     assert [int(mask[groups == g].sum()) for g in (7, 2, 5)] == [2, 1, 0]
-    assert np.array_equal(mask, held_out(groups, share(5)))
+    assert np.array_equal(mask, holdout_mask(groups, one_in(5)))
 
 
-def test_moments_are_those_of_the_pixels() -> None:
+def test_moments_are_the_mean_and_deviation_of_the_pixels() -> None:
     x = np.random.default_rng(0).integers(0, 256, (7, 5, 4, 3), np.uint8)
     x[..., 2] = 51
     mean, std = moments(x)
     assert mean == pytest.approx((x / 255).mean(axis=(0, 1, 2)))
     assert std[:2] == pytest.approx((x / 255).std(axis=(0, 1, 2))[:2])
     assert mean[2] == pytest.approx(0.2)
-    assert std[2] == pytest.approx(1.0)  # constant: nothing to divide by
+    assert std[2] == pytest.approx(1.0)  # constant: nothing to split_off_test by
 
 
 def test_the_real_mnist_is_what_the_catalogue_says() -> None:
@@ -609,7 +626,7 @@ def test_the_real_mnist_is_what_the_catalogue_says() -> None:
     assert std == pytest.approx(data.std, abs=5e-5)
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     ours, theirs = load("digits"), load_digits()

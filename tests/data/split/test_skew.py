@@ -1,4 +1,4 @@
-"""The figures of a deal, worked by hand, and its picture."""
+"""The figures of a partition, worked by hand, and its picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedskew.data.split.chain import Partition, make_partition
-from fedskew.data.split.plot import draw
+from fedskew.data.split.chain import make_partition
+from fedskew.data.split.partition import Partition
+from fedskew.data.split.plot import plot_partition
 from fedskew.data.split.skew import gini, skew
 
 NOTHING = np.empty(0, np.int64)
@@ -78,7 +79,7 @@ def test_the_figures_survive_json() -> None:
 @pytest.mark.parametrize(("text", "classes"), [("iid:clients=3", 3), ("dirichlet-mix:clients=250", 12)])
 def test_the_picture_is_a_png_with_a_light_background_and_ink(text: str, classes: int, tmp_path: Path) -> None:
     y = np.repeat(np.arange(classes), 60)
-    draw(make_partition(text, y, seed=0), y, classes, tmp_path / "split.png")
+    plot_partition(make_partition(text, y, seed=0), y, classes, tmp_path / "split.png")
     with Image.open(tmp_path / "split.png") as image:
         assert image.format == "PNG"
         pixels = np.asarray(image.convert("RGB")).astype(int)

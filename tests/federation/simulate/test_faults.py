@@ -50,6 +50,12 @@ def test_faults_are_drawn_by_seed_client_and_round() -> None:
     assert drawn != [fault_at(fault, 1, client, round) for client in range(50) for round in range(20)]
 
 
+def test_other_clients_fail_in_other_rounds() -> None:
+    fault = (Fault("drop", 0.5),)
+    patterns = {tuple(fault_at(fault, 0, client, round) for client in range(20)) for round in range(10)}
+    assert len(patterns) == 10
+
+
 def test_dropout_keeps_at_least_one_client() -> None:
     records, _ = rounds("drop:rate=1", [[1, 3]] * 3)
     assert [r.trained for r in records] == [[1]] * 3

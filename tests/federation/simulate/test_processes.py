@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -21,29 +20,14 @@ from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
 from fedskew.federation.simulate.jobs import Job
 from fedskew.federation.simulate.processes import Worker, Workers
-from fedskew.federation.simulate.shared_memory import (
-    MEMORY,
-    PREFIX,
-    SlotFiles,
-    make_shared_folder,
-    remove_shared_folder,
-)
+from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
+from helpers.processes import alive, leftovers, train
 from toys import digits
 
-pytestmark = pytest.mark.slow
-
-
-def leftovers() -> set[str]:
-    places = [MEMORY, Path(tempfile.gettempdir())]
-    return {str(p) for place in places if place.is_dir() for p in place.glob(PREFIX + "*")}
-
-
-def train(simulation: Simulation, count: int = 3) -> list:  # type: ignore[type-arg]
-    world = simulation.world
-    return list(run(world.method, simulation, world.server_site, count, lambda round: list(range(world.population))))
+pytestmark = pytest.mark.slow  # processes are started; where it does not matter how, by `quick_workers`
 
 
 def test_a_killed_worker_is_replaced_and_its_client_tried_again() -> None:
@@ -59,6 +43,7 @@ def test_a_killed_worker_is_replaced_and_its_client_tried_again() -> None:
     assert digest(records[-1].server) == digest(alone[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
     faults = parse_faults("die:client=2,round=1")
     with Simulation(digits(FedAvg()), workers=2, faults=faults) as simulation:
@@ -68,18 +53,19 @@ def test_a_client_that_kills_its_worker_twice_is_left_out_with_a_note() -> None:
     assert digest(here[-1].server) == digest(records[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_nothing_is_left_after_a_normal_end_or_an_error() -> None:
-    before = leftovers()
     with Simulation(digits(FedAvg()), workers=2) as simulation:
         train(simulation, 1)
-        assert leftovers() > before
-    assert leftovers() == before
+        assert leftovers()
+    assert not leftovers()
     with pytest.raises(KeyError), Simulation(digits(FedAvg()), workers=2) as simulation:
         raise KeyError
-    assert leftovers() == before
+    assert not leftovers()
     assert not [p for p in multiprocessing.active_children() if p.name.startswith("fedskew")]
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
     alone = train(Simulation(digits(FedAvg())), 1)
     with Simulation(digits(FedAvg()), workers=2) as simulation:
@@ -91,6 +77,7 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
     assert digest(records[-1].server) == digest(alone[-1].server)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for few updates, a cohort of 40 is trained without holding 40 of them."""
     monkeypatch.setattr("fedskew.federation.simulate.processes.MAX_WAITING_BYTES", 1)
@@ -136,24 +123,20 @@ def test_a_method_that_cannot_be_sent_is_a_mistake_that_says_so() -> None:
     class Here(Method):
         """Defined inside a function: another process cannot find it."""
 
-    before = leftovers()
     with pytest.raises(UsageError, match="top level of a module"):
         Simulation(digits(Here()), workers=2)
-    assert leftovers() == before
+    assert not leftovers()
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
-    base = make_shared_folder(1).parent
-    dead = subprocess.Popen([sys.executable, "-c", ""])
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.federation.simulate.shared_memory.MEMORY", tmp_path)
+    dead = subprocess.Popen(["true"])
     dead.wait()
-    orphan, living = base / f"{PREFIX}{dead.pid}-x", base / f"{PREFIX}{os.getpid()}-y"
+    orphan, living = tmp_path / f"{PREFIX}{dead.pid}-x", tmp_path / f"{PREFIX}{os.getpid()}-y"
     for room in (orphan, living):
         room.mkdir()
-    make_shared_folder(1)
-    assert not orphan.exists()
-    assert living.exists()
-    for room in base.glob(f"{PREFIX}{os.getpid()}-*"):
-        remove_shared_folder(room)
+    made = make_shared_folder(1)
+    assert set(tmp_path.iterdir()) == {made, living}
 
 
 ORPHAN = """
@@ -162,32 +145,23 @@ sys.path.insert(0, {tests!r})
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.methods.fedavg import FedAvg
 from toys import digits
-from federation.simulate.test_processes import train
+from helpers.processes import train
 if __name__ == "__main__":
     simulation = Simulation(digits(FedAvg()), workers=2)
     train(simulation, 1)
-    print(*[w.process.pid for w in simulation.pool.workers], flush=True)
+    print(os.getpid(), *[w.process.pid for w in simulation.pool.workers], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_workers_of_a_killed_parent_end_and_tidy_up(tmp_path: Path) -> None:
-    before = leftovers()
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN.format(tests=str(Path(__file__).parents[2])))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    pids = [int(word) for word in done.stdout.split()]
+    parent, *pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (leftovers() != before or any(alive(pid) for pid in pids)):
-        time.sleep(0.2)
-    assert leftovers() == before
+    while time.monotonic() < deadline and (leftovers(parent) or any(alive(pid) for pid in pids)):
+        time.sleep(0.05)
+    assert not leftovers(parent)
     assert not any(alive(pid) for pid in pids)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2] if Path(f"/proc/{pid}/stat").exists() else True

@@ -119,7 +119,7 @@ def test_without_ray_or_with_an_engine_there_is_not_one_sentence_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, sentence in (
-        (["--engine", "rya"], "--engine rya will not do: there are processes and ray."),
+        (["--engine", "rya"], "--engine rya is invalid: expected processes or ray."),
         (["--engine", "ray"], "this needs the package ray: pip install 'fedskew[ray]'."),
     ):
         monkeypatch.setitem(sys.modules, "ray", None)

@@ -129,8 +129,8 @@ def test_batch_norm_statistics_get_the_plain_mean_whatever_the_parameters_get(me
 
 
 @pytest.mark.parametrize("method", [*METHODS, Local()], ids=repr)
-def test_statistics_that_stay_at_home_stay_in_the_clients_state(method: Method) -> None:
-    """`batch_norm = local`: no buffers on the wire, and a client goes on from its own; they count its steps alone."""
+def test_local_batch_norm_statistics_are_kept_in_the_clients_state(method: Method) -> None:
+    """`batch_norm = local`: no buffers on the wire, and a client continues from its own; they count its steps alone."""
     training = Training(lr=0.05, batch_size=8, batch_norm="local")
     world = replace(digits(method, training=training), make_net=batch_normed)
     server = method.init_server(world.server_site(0, "init"))

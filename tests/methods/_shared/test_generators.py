@@ -21,15 +21,15 @@ from fedskew.methods._shared.generators import (
     anchoring,
     convolutional,
     distance_cross_entropy,
-    distances,
-    drawn,
-    endless,
+    endless_batches,
     fully_connected,
+    generator_from,
     input_shape,
     nearest_is_own,
+    new_generator,
     new_seed,
-    normalised,
-    rebuilt,
+    scaled_distances,
+    standardise,
     values_of,
     virtual_labels,
     virtual_set,
@@ -49,7 +49,7 @@ def alone() -> Iterator[None]:
 
 
 def fc(seed: int = 0) -> Generator:
-    return drawn(lambda: fully_connected(DIGITS, 3), seeded(seed))
+    return new_generator(lambda: fully_connected(DIGITS, 3), seeded(seed))
 
 
 # layers
@@ -79,7 +79,7 @@ def test_between_its_layers_are_batch_norm_and_a_leaky_relu() -> None:
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 5, 7), (1, 1, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_have_the_shape_asked_for_and_lie_between_minus_one_and_one(kind: str, shape: tuple[int, ...]) -> None:
-    made = drawn(lambda: KINDS[kind](shape, 4), seeded(0))
+    made = new_generator(lambda: KINDS[kind](shape, 4), seeded(0))
     images = virtual_set(made, 3, 1)
     assert images.shape == (12, *shape)
     assert images.abs().max() <= 1
@@ -88,14 +88,14 @@ def test_samples_have_the_shape_asked_for_and_lie_between_minus_one_and_one(kind
 
 
 def test_only_images_can_be_convolved() -> None:
-    assert virtual_set(drawn(lambda: fully_connected((5,), 4), seeded(0)), 2, 1).shape == (8, 5)
-    with pytest.raises(UsageError, match="gen=cnn takes images"):
+    assert virtual_set(new_generator(lambda: fully_connected((5,), 4), seeded(0)), 2, 1).shape == (8, 5)
+    with pytest.raises(UsageError, match=r"gen=cnn is invalid for shape \(5,\): expected images"):
         convolutional((5,), 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_label_and_the_noise_both_count(kind: str) -> None:
-    made = drawn(lambda: KINDS[kind](DIGITS, 3), seeded(0)).eval().requires_grad_(False)
+def test_samples_depend_on_both_label_and_noise(kind: str) -> None:
+    made = new_generator(lambda: KINDS[kind](DIGITS, 3), seeded(0)).eval().requires_grad_(False)
     eps = torch.rand(1, made.noise, generator=seeded(1)).repeat(3, 1)
     a, b, c = made(eps, tensor([0, 0, 1]))
     assert_close(a, b)
@@ -104,7 +104,7 @@ def test_the_label_and_the_noise_both_count(kind: str) -> None:
     assert float((a - other).abs().max()) > 1e-3
 
 
-def test_first_values_come_from_the_generator_given_and_the_global_one_stays() -> None:
+def test_initial_values_come_from_the_given_generator_and_the_global_random_state_stays() -> None:
     before = torch.get_rng_state()
     a, b, c = (values_of(fc(seed)) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
@@ -115,7 +115,7 @@ def test_first_values_come_from_the_generator_given_and_the_global_one_stays() -
 # virtual sets
 
 
-def test_a_virtual_set_is_balanced_and_lies_class_by_class() -> None:
+def test_a_virtual_set_is_balanced_and_ordered_by_class() -> None:
     assert virtual_labels(3, 2).tolist() == [0, 0, 1, 1, 2, 2]
     made = fc()
     images, y = virtual_set(made, 2, 7), virtual_labels(3, 2)
@@ -127,7 +127,7 @@ def test_a_virtual_set_is_balanced_and_lies_class_by_class() -> None:
 def test_the_same_values_and_seed_give_the_same_bits_and_another_seed_does_not() -> None:
     made = fc().train()
     made(torch.rand(8, 512, generator=seeded(3)), torch.arange(8) % 3)  # its statistics have moved
-    again = rebuilt(lambda: fully_connected(DIGITS, 3), values_of(made))
+    again = generator_from(lambda: fully_connected(DIGITS, 3), values_of(made))
     first = virtual_set(made, 4, 11)
     assert torch.equal(first, virtual_set(again, 4, 11))
     assert not torch.equal(first, virtual_set(again, 4, 12))
@@ -136,14 +136,14 @@ def test_the_same_values_and_seed_give_the_same_bits_and_another_seed_does_not()
 def test_values_are_copies_both_ways() -> None:
     made = fc()
     values = values_of(made)
-    again = rebuilt(lambda: fully_connected(DIGITS, 3), values)
+    again = generator_from(lambda: fully_connected(DIGITS, 3), values)
     with torch.no_grad():
         for parameter in (*made.parameters(), *again.parameters()):
             parameter.zero_()
     assert values["layers.0.weight"].any()
 
 
-def test_making_a_set_leaves_the_statistics_and_the_global_generator_alone() -> None:
+def test_making_a_virtual_set_changes_neither_statistics_nor_the_global_random_state() -> None:
     made, before = fc().train(), torch.get_rng_state()
     values = values_of(made)
     virtual_set(made, 3, 5)
@@ -163,22 +163,22 @@ def image_data() -> Data:
     return Data(x, tensor([0, 1]), torch.arange(2), (0.5, 0.25, 0.0), (0.5, 0.25, 2.0))
 
 
-def test_shapes_and_pixels_are_those_a_net_sees() -> None:
+def test_shapes_and_pixels_are_those_of_a_net_s_input() -> None:
     """Black, (0 - mean) / std = (-1, -1, 0), is what `take` makes of 0; white is (1, 3, .5)."""
     data = image_data()
     x, _ = data.take(torch.arange(2))
     assert input_shape(data) == (3, 4, 5) == tuple(x.shape[1:])
-    assert_close(normalised(torch.zeros(2, 3, 4, 5), data), x.contiguous())
-    assert normalised(torch.ones(1, 3, 1, 1), data).flatten().tolist() == [1.0, 3.0, 0.5]
+    assert_close(standardise(torch.zeros(2, 3, 4, 5), data), x.contiguous())
+    assert standardise(torch.ones(1, 3, 1, 1), data).flatten().tolist() == [1.0, 3.0, 0.5]
     table = Data(torch.zeros(2, 6), tensor([0, 1]), torch.arange(2))
     assert input_shape(table) == (6,)
-    assert_close(normalised(torch.ones(2, 6), table), torch.ones(2, 6))
+    assert_close(standardise(torch.ones(2, 6), table), torch.ones(2, 6))
 
 
-def test_batches_never_end_are_whole_and_shuffled_anew() -> None:
+def test_batches_are_endless_complete_and_reshuffled() -> None:
     """10 samples in batches of 4: two a pass, the last two of a pass left out; every sample comes in some pass."""
     x, y = torch.arange(10.0)[:, None], torch.arange(10)
-    got = list(islice(endless(x, y, 4, seeded(0)), 40))
+    got = list(islice(endless_batches(x, y, 4, seeded(0)), 40))
     assert all(len(labels) == 4 and torch.equal(xs[:, 0].long(), labels) for xs, labels in got)
     passes = [torch.cat([a, b]).tolist() for (_, a), (_, b) in zip(got[::2], got[1::2], strict=True)]
     assert all(len(set(one)) == 8 for one in passes)
@@ -187,7 +187,7 @@ def test_batches_never_end_are_whole_and_shuffled_anew() -> None:
 
 
 def test_a_set_smaller_than_a_batch_is_taken_whole() -> None:
-    got = list(islice(endless(torch.zeros(3, 1), torch.arange(3), 64, seeded(0)), 3))
+    got = list(islice(endless_batches(torch.zeros(3, 1), torch.arange(3), 64, seeded(0)), 3))
     assert [sorted(labels.tolist()) for _, labels in got] == [[0, 1, 2]] * 3
 
 
@@ -196,8 +196,8 @@ def test_a_set_smaller_than_a_batch_is_taken_whole() -> None:
 
 def test_squares_are_times_tau_and_norms_are_over_tau() -> None:
     """z = (.5, .5): |z - P'|^2 = (.5, 2.5, .5)."""
-    assert_close(distances(Z, VIRTUAL, 2.0, "squared"), tensor([[1.0, 5.0, 1.0]]).double())
-    assert_close(distances(Z, VIRTUAL, 2.0, "norm"), tensor([[0.5, 2.5, 0.5]]).double().sqrt() / 2)
+    assert_close(scaled_distances(Z, VIRTUAL, 2.0, "squared"), tensor([[1.0, 5.0, 1.0]]).double())
+    assert_close(scaled_distances(Z, VIRTUAL, 2.0, "norm"), tensor([[0.5, 2.5, 0.5]]).double().sqrt() / 2)
 
 
 def test_the_distance_based_cross_entropy_on_numbers() -> None:
@@ -215,7 +215,7 @@ def test_anchoring_on_numbers() -> None:
     assert anchoring(VIRTUAL, P, KNOWN, 2.0, "norm").item() == pytest.approx(0.865466 / 2, abs=1e-6)
 
 
-def test_one_class_is_anchored_by_its_square_and_none_by_nothing() -> None:
+def test_anchoring_one_class_is_its_squared_distance_and_no_class_is_zero() -> None:
     """|(0, 2) - (0, 4)|^2 = 4; the log of Eq. 7 would be 0 wherever P'_1 is."""
     moving = VIRTUAL.clone().requires_grad_()
     loss = anchoring(moving, P, tensor([False, True, False]), 2.0)
@@ -238,7 +238,7 @@ def test_far_prototypes_and_features_on_a_prototype_stay_finite() -> None:
 def test_the_gradient_of_the_squares_is_that_of_differences() -> None:
     """The way through the root and back: d/dz of 2 |z - P'|^2 is 4 (z - P')."""
     z = Z.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(distances(z, VIRTUAL, 2.0, "squared").sum(), z)
+    (grad,) = torch.autograd.grad(scaled_distances(z, VIRTUAL, 2.0, "squared").sum(), z)
     assert_close(grad, 4 * (Z - VIRTUAL).sum(0, keepdim=True))
 
 

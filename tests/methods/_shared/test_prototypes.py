@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Tensors
-from fedskew.methods._shared.prototypes import GROUP, Pool, class_means, no_prototypes, prototypes_of
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means, no_prototypes, prototypes_of
 from fedskew.methods.fedavg import FedAvg
 from toys import digits
 
@@ -24,7 +24,7 @@ def prototypes(mean: list[list[float]], count: list[float]) -> Tensors:
 
 def pooled(*sent: Tensors, old: Tensors | None = None, uniform: bool = False) -> Tensors:
     nothing = Tensors({name: torch.zeros_like(t) for name, t in sent[0].items()}) if sent else None
-    pool = Pool(old or nothing or prototypes([[0, 0]], [0]), uniform=uniform)
+    pool = PrototypeMean(old or nothing or prototypes([[0, 0]], [0]), uniform=uniform)
     for own in sent:
         pool.add(own)
     return pool.value()
@@ -74,13 +74,13 @@ def test_uniform_pooling_counts_each_holder_once() -> None:
     assert_close(pooled(*sent, uniform=True)["count"], tensor([4.0]))
 
 
-def test_a_sender_that_leaves_leaves_the_other_s_value() -> None:
+def test_without_one_sender_the_other_s_prototype_remains() -> None:
     left = pooled(prototypes([[1, 1]], [0]), prototypes([[3, 5]], [300]))
     assert_close(left["mean"], tensor([[3.0, 5.0]]))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_a_class_nobody_sends_keeps_its_last_prototype_and_count(uniform: bool) -> None:
+def test_a_class_that_no_client_sends_keeps_its_last_prototype_and_count(uniform: bool) -> None:
     old = prototypes([[7, 8], [5, 6], [0, 0]], [40, 50, 0])
     new = pooled(prototypes([[1, 1], [0, 0], [0, 0]], [2, 0, 0]), old=old, uniform=uniform)
     assert_close(new["mean"], tensor([[1.0, 1], [5, 6], [0, 0]]))
@@ -115,7 +115,7 @@ def test_a_watched_stream_passes_unchanged_one_update_at_a_time() -> None:
             made.append(Update({GROUP: prototypes([[value]], [1])}, 1.0))
             yield made[-1]
 
-    pool = Pool(prototypes([[0]], [0]))
+    pool = PrototypeMean(prototypes([[0]], [0]))
     for seen, update in enumerate(pool.watch(stream()), start=1):
         assert len(made) == seen
         assert update is made[-1]

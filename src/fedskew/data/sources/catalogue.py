@@ -1,4 +1,4 @@
-"""The named data sets: what each one is, its published figures, the original files it may come in."""
+"""The named data sets: image size, class names, published counts, and the files each may be read from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedskew.data.dataset import Arrays, divide, held_out
+from fedskew.data.dataset import Arrays, holdout_mask, split_off_test
 from fedskew.data.sources.formats import cifar_set, idx_set, mat_set
 
 Found = tuple[Path, Arrays]  # where a set was found, and what was there
@@ -22,26 +22,37 @@ def _nothing(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    size: tuple[int, int, int]  # h, w, c
+    """A named data set: what a file of that name must hold, and where to look for it.
+
+    size: height, width, channels of an image.
+    labels: the names of the classes.
+    train, test: samples of each class as published; () does not check them, where versions of the set differ.
+    mean, std: per channel, for normalisation; () computes them from the training images.
+    owners: whether the set must say who made each sample.
+    find: looks in the data folder for forms other than <name>.npz.
+    form: those forms in words, for the error message.
+    """
+
+    size: tuple[int, int, int]
     labels: tuple[str, ...]
-    train: tuple[int, ...] = ()  # samples of each class; () where versions of the set differ
+    train: tuple[int, ...] = ()
     test: tuple[int, ...] = ()
-    mean: tuple[float, ...] = ()  # () = computed from the training images
+    mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     owners: bool = False
-    find: Find = _nothing  # in the forms other than <name>.npz
-    form: str = ""  # those forms, in words
+    find: Find = _nothing
+    form: str = ""
 
 
 def _digits(folder: Path) -> Found:
-    # the file that scikit-learn ships, read as it lies: importing sklearn.datasets takes a second
+    # the file that scikit-learn ships, read directly: importing sklearn.datasets takes a second
     spec = find_spec("sklearn")
     assert spec is not None
     assert spec.submodule_search_locations is not None
     table = np.loadtxt(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     x = np.round(table[:, :-1].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8)
     y = table[:, -1].astype(np.int64)
-    return Path("scikit-learn"), divide({"x_train": x, "y_train": y}, held_out(y, lambda n: 36))
+    return Path("scikit-learn"), split_off_test({"x_train": x, "y_train": y}, holdout_mask(y, lambda n: 36))
 
 
 def _idx(*places: str, stem: str = "", test: str = "t10k") -> Find:
@@ -55,7 +66,7 @@ def _idx(*places: str, stem: str = "", test: str = "t10k") -> Find:
 
 
 def _letters(folder: Path) -> Found | None:
-    """EMNIST is stored column by column, its classes from 1."""
+    """EMNIST stores images column by column, and labels from 1."""
     find = _idx("emnist-letters", "EMNIST/raw", ".", stem="emnist-letters-", test="test")
     if not (found := find(folder)):
         return None

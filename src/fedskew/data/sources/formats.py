@@ -1,6 +1,6 @@
-"""File forms that hold data sets: npz, idx(.gz), CIFAR's python batches, SVHN's mat.
+"""File formats of data sets: npz, idx(.gz), CIFAR's python batches, SVHN's mat.
 
-Readers return plain arrays; what is wrong with a file becomes a `UsageError` that names the file.
+Readers return plain arrays. A damaged file raises a `UsageError` that names the file and the problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test", "u_train", "u_test")
 
 @contextlib.contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Any failure inside is a mistake in this file."""
+    """Turn any exception inside into a `UsageError` about the file at `path`."""
     try:
         yield
     except UsageError:
@@ -39,11 +39,11 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 def read_npz(path: Path) -> Arrays:
-    """The arrays of an .npz, images memory-mapped where they are stored uncompressed."""
+    """The arrays of an .npz. Images that are stored uncompressed are memory-mapped, copy on write."""
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         arrays = {key: _member(path, archive, members[key]) for key in KEYS if key in members}
-        check(arrays, found=list(members))
+        check_arrays(arrays, found=list(members))
     return arrays
 
 
@@ -54,7 +54,7 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Arra
             # Only bytes are mapped: wider numbers may lie at an odd address inside the archive.
             if dtype == np.uint8 and not fortran and np.prod(shape):
                 if info.file_size != stream.tell() + np.prod(shape):
-                    raise ValueError(f"{info.filename} holds less than its header says")
+                    raise ValueError(f"{info.filename} is shorter than its header says")
                 return _mapped(path, info.header_offset, stream.tell(), shape)
     with archive.open(info) as stream:
         array: Array = npy.read_array(stream, allow_pickle=False)
@@ -70,49 +70,55 @@ def _mapped(path: Path, member: int, skip: int, shape: tuple[int, ...]) -> Array
 
 
 def write_npz(path: Path, arrays: Arrays) -> None:
-    """Written aside, then renamed: a reader sees the whole file or none."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write an .npz, under another name first and then renamed: a reader sees the whole file or none."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as stream:
+        with part.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **arrays)
-        os.replace(aside, path)
+        os.replace(part, path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}.") from error
     finally:
         with contextlib.suppress(OSError):
-            aside.unlink()
+            part.unlink()
 
 
-def check(arrays: Arrays, found: list[str]) -> None:
-    """Raises ValueError unless the arrays can be one data set."""
+def check_arrays(arrays: Arrays, found: list[str]) -> None:
+    """Raise ValueError unless the arrays can be one data set. `found`: the names that the message says were there."""
     for key in ("x_train", "y_train", *(["y_test"] if "x_test" in arrays else [])):
         if key not in arrays:
-            raise ValueError(f"it has no {key} (it has {', '.join(found) or 'nothing'})")
+            raise ValueError(f"it has {', '.join(found) or 'nothing'}, expected {key}")
     for key, array in arrays.items():
         images = arrays.get(f"x_{key[2:]}")
         if images is None or array.ndim == 0 or len(array) != len(images):
-            raise ValueError(f"{key} does not have one entry per sample of x_{key[2:]}")
+            raise ValueError(f"{key} has shape {array.shape}, expected one entry per sample of x_{key[2:]}")
         if key[0] in "yu" and (array.ndim != 1 or array.dtype.kind not in "biuU"):
             what = "class" if key[0] == "y" else "owner"
-            raise ValueError(f"{key} must be whole numbers or text, one {what} per sample, but is {array.dtype}")
+            raise ValueError(
+                f"{key} is {array.dtype} of shape {array.shape}, expected integers or text, one {what} each"
+            )
         if key[0] == "x" and (array.ndim < 2 or array.dtype.kind not in "biuf"):
-            raise ValueError(f"{key} must be numbers [n, ...], but is {array.dtype} of shape {array.shape}")
+            raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, expected numbers [n, ...]")
     if not len(arrays["x_train"]):
-        raise ValueError("it holds no training samples")
+        raise ValueError("it has no training samples, expected at least one")
 
 
 def read_idx(path: Path) -> Array:
-    """LeCun's idx form: two zeros, the type (8: bytes), the rank, the sizes, the bytes."""
+    """An array of bytes in LeCun's idx format: two zeros, the type (8: bytes), the rank, the sizes, the data."""
     with reading(path):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             raw = bytearray(stream.read())  # so that the array is writable
         if raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
-            raise ValueError(f"it starts with {bytes(raw[:4]).hex() or 'nothing'}, which is no idx file of bytes")
+            raise ValueError(
+                f"it starts with {bytes(raw[:4]).hex() or 'nothing'}, expected an idx header of bytes (000008..)"
+            )
         shape = struct.unpack_from(f">{raw[3]}I", raw, 4)
         body = np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3])
         if body.size != np.prod(shape):
-            raise ValueError(f"its header says {'x'.join(map(str, shape))}, but {body.size} bytes follow")
+            raise ValueError(
+                f"it has {body.size} bytes of data, expected {'x'.join(map(str, shape))} as its header says"
+            )
         return body.reshape(shape)
 
 
@@ -131,12 +137,12 @@ def idx_set(folder: Path, stem: str, test: str) -> Arrays | None:
     if len(missing) == len(paths):
         return None
     if missing:
-        raise UsageError(f"{folder} has part of a data set only: {missing[0]} is missing.")
+        raise UsageError(f"{folder} has part of a data set: expected {missing[0]}, which is missing.")
     return {key: read_idx(path) for key, path in paths.items()}
 
 
-class _Plain(pickle.Unpickler):
-    """Numpy arrays and Python's plain types; anything else a pickle could call is refused."""
+class _SafeUnpickler(pickle.Unpickler):
+    """Loads numpy arrays and Python's plain types; refuses any other class or function."""
 
     allowed = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
@@ -147,12 +153,15 @@ class _Plain(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"it would call {module}.{name}, which no CIFAR file does")
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, expected arrays and plain types only")
         return self.allowed[module, name]
 
 
 def cifar_set(path: Path, train: list[str], test: str, label: str) -> Arrays:
-    """CIFAR's python batches, from their folder or from the .tar.gz that was published."""
+    """CIFAR's python batches, from a folder or the published .tar.gz.
+
+    train, test: the files of each part. label: the key of the labels.
+    """
     with reading(path), contextlib.ExitStack() as stack:
         if path.is_dir():
             read: Callable[[str], bytes] = lambda name: (path / name).read_bytes()  # noqa: E731
@@ -171,7 +180,7 @@ def cifar_set(path: Path, train: list[str], test: str, label: str) -> Arrays:
 
 def _batch(read: Callable[[str], bytes], name: str, label: str) -> tuple[Array, Array]:
     try:
-        batch = _Plain(io.BytesIO(read(name)), encoding="bytes").load()
+        batch = _SafeUnpickler(io.BytesIO(read(name)), encoding="bytes").load()
         x, y = (batch[key.encode()] if key.encode() in batch else batch[key] for key in ("data", label))
         images = np.ascontiguousarray(np.asarray(x, np.uint8).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         return images, np.asarray(y, np.int64)
@@ -180,8 +189,8 @@ def _batch(read: Callable[[str], bytes], name: str, label: str) -> tuple[Array, 
 
 
 def mat_set(folder: Path) -> Arrays | None:
-    """SVHN's train_32x32.mat and test_32x32.mat; the digit 0 is stored as 10."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import, seldom needed
+    """SVHN's train_32x32.mat and test_32x32.mat, in which the digit 0 is stored as 10; None if absent."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import, rarely needed
 
     arrays: Arrays = {}
     paths = {part: folder / f"{part}_32x32.mat" for part in ("train", "test")}

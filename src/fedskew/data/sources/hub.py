@@ -1,4 +1,4 @@
-"""Sets fetched from the Hugging Face hub, where the extra `fedskew[hub]` is installed."""
+"""Data sets fetched from the Hugging Face hub, if the extra `fedskew[hub]` is installed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.settings import UsageError
-from fedskew.data.dataset import Array, Arrays, divide, held_out, share
+from fedskew.data.dataset import Array, Arrays, holdout_mask, one_in, split_off_test
 
 
 @dataclass(frozen=True)
 class Hub:
+    """Where a named data set is on the hub, and what its columns are called. `owner`: "" if there is no such column."""
+
     repository: str
     config: str | None = None
     image: str = "image"
@@ -33,26 +35,30 @@ HUB = {
 
 
 def available() -> bool:
-    try:  # a folder called datasets also imports, hence the second look
+    """Whether the package `datasets` is installed."""
+    try:  # a folder called datasets can be imported, too, but has no load_dataset
         return hasattr(importlib.import_module("datasets"), "load_dataset")
     except ImportError:
         return False
 
 
 def fetch(name: str, shape: tuple[int, int, int]) -> Arrays:
-    """The set's arrays, straight from the hub. A set without a test part gives a tenth of every owner's samples."""
+    """Download a named data set. Without a test part, a tenth of each owner's samples becomes one.
+
+    shape: height, width, channels of an image.
+    """
     hub = HUB[name]
     try:
         splits = importlib.import_module("datasets").load_dataset(hub.repository, hub.config)
         arrays = _arrays(hub, splits["train"], "train", shape)
         if "test" in splits:
             arrays |= _arrays(hub, splits["test"], "test", shape)
-    except Exception as error:  # network, disk, a changed repository: the cure is the same
+    except Exception as error:  # network, disk or a changed repository
         raise UsageError(
             f"{name} could not be fetched from {hub.repository}: {error or type(error).__name__}."
         ) from error
     if "x_test" not in arrays:
-        arrays = divide(arrays, held_out(arrays["u_train"], share(10)))
+        arrays = split_off_test(arrays, holdout_mask(arrays["u_train"], one_in(10)))
     return upright(arrays) if name == "emnist-letters" else arrays
 
 
@@ -68,15 +74,16 @@ def _arrays(hub: Hub, split: Any, part: str, shape: tuple[int, int, int]) -> Arr
 
 
 def upright(arrays: Arrays) -> Arrays:
-    """Letters as a reader sees them, classes from 0: copies in circulation differ in both."""
+    """EMNIST letters turned upright, labels from 0: the copies on the hub differ in both."""
     first = int(arrays["y_train"].min())
     letter_i = arrays["x_train"][arrays["y_train"] == first + 8].mean(axis=(0, 3))
-    lying = _spread(letter_i.sum(axis=1)) < _spread(letter_i.sum(axis=0))  # an I is taller than it is wide
+    lying = _variance(letter_i.sum(axis=1)) < _variance(letter_i.sum(axis=0))  # an I is taller than it is wide
     turned = {key: arrays[key].transpose(0, 2, 1, 3) if lying else arrays[key] for key in ("x_train", "x_test")}
     return arrays | turned | {key: arrays[key] - first for key in ("y_train", "y_test")}
 
 
-def _spread(profile: Array) -> float:
+def _variance(profile: Array) -> float:
+    """Of the position, weighted by the profile."""
     place = np.arange(len(profile))
     weight = profile / max(float(profile.sum()), 1e-9)
     return float(weight @ (place - weight @ place) ** 2)

@@ -1,4 +1,4 @@
-"""Dealers that draw: how much of what a client gets is a draw from a distribution. See dealers.py."""
+"""Partitioners that draw shares or sizes from a distribution: Dirichlet or lognormal. The others: partitioners.py."""
 
 from __future__ import annotations
 
@@ -15,37 +15,49 @@ from fedskew.data.split.allotment import (
     IntArray,
     Pool,
     Rng,
-    Spread,
-    among_open,
-    by_value,
+    Sigma,
+    assign_by_table,
     capped_table,
     check_minimum,
-    granted,
-    hand_out,
-    in_sizes,
+    fill_requests,
     lognormal_sizes,
+    positions_by_label,
     redraw,
-    redraws,
+    redraw_note,
+    renormalised,
     shuffled,
-    slices,
+    sizes_from_shares,
+    split_by_sizes,
 )
 
-TRIES = 1000
+TRIES = 1000  # draws before a minimum that is not reached becomes an error
 
 
 @dataclass(frozen=True)
 class WithAlpha:
+    """The settings of every Dirichlet partitioner.
+
+    clients: how many.
+    alpha: concentration of the Dirichlet distribution; towards 0 all goes to one, a large alpha is even.
+    """
+
     clients: Count = 10
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1e9:
-            raise ValueError(f"alpha must be positive and at most 1e9, got {self.alpha:g}; for an even split use iid")
+            raise ValueError(
+                f"alpha={self.alpha:g} is invalid: expected above 0 and at most 1e9; for an even split use iid"
+            )
 
 
 @dataclass(frozen=True)
 class Dirichlet(WithAlpha):
-    """Each class over the clients by Dirichlet(alpha); cap: a client with its even share gets no further class."""
+    """Each class over the clients by Dirichlet(alpha); cap: a client with its even share gets no further class.
+
+    cap: close a client to further classes once it has samples / clients.
+    min: samples that every client must have; the partition is drawn again until it has.
+    """
 
     cap: bool = True
     min: Count = 10
@@ -59,41 +71,46 @@ class Dirichlet(WithAlpha):
             members = [indices.copy() for indices in pool.members]
 
             def shares() -> Iterable[FloatArray]:
-                for indices in members:  # shuffle, then draw, class by class: the published code's use of the generator
+                for indices in members:  # shuffle, then draw, class by class: the order of the published code
                     rng.shuffle(indices)
                     yield rng.dirichlet(np.full(N, self.alpha))
 
             return members, capped_table(shares(), pool.counts, cap, rng)
 
         tries = max(100, min(TRIES, 200_000_000 // (n + C * (5 * N + 2500))))  # about two seconds
-        partition, thrown = redraw(draw, lambda d: int(d[1].sum(axis=1).min()), self.min, tries, failed)
-        return Assigned(hand_out(*partition), redraws(thrown))
+        drawn, rejected = redraw(draw, lambda d: int(d[1].sum(axis=1).min()), self.min, tries, failed)
+        return Assigned(assign_by_table(*drawn), redraw_note(rejected))
 
 
 @dataclass(frozen=True)
 class DirichletMix(WithAlpha):
-    """Each client a class mix from Dirichlet(alpha); prior: alpha times the class shares; sigma: lognormal sizes."""
+    """Each client a class mix from Dirichlet(alpha); prior: alpha times the class shares; sigma: lognormal sizes.
+
+    prior: scale alpha by each class's share of the pool (Hsu et al.), else the same alpha for every class.
+    sigma: standard deviation of the log of the sizes; 0 makes all clients the same size.
+    """
 
     prior: bool = False
-    sigma: Spread = 0.0
+    sigma: Sigma = 0.0
 
     def __call__(self, pool: Pool, rng: Rng) -> Assigned:
         n, N, left = len(pool.y), self.clients, pool.counts.copy()
         scale = left / n if self.prior else np.ones(len(left))
-        mixes = among_open(rng.dirichlet(self.alpha * scale, size=N), np.ones(1, bool), rng)
+        mixes = renormalised(rng.dirichlet(self.alpha * scale, size=N), np.ones(1, bool), rng)
         need = lognormal_sizes(n, N, self.sigma, rng)
         table = np.zeros((N, len(left)), np.int64)
-        while need.any():  # ends: who must ask again has found a class used up
+        while need.any():  # ends: a client asks again only after a class that it wants is used up
             wanted = mixes * (left > 0)
-            gone = wanted.sum(axis=1, keepdims=True) < 1e-9  # this mix wants only what is gone: take what is there
-            p = np.where(gone, left, wanted)
+            used_up = wanted.sum(axis=1, keepdims=True) < 1e-9  # all classes of this mix: take from what is left
+            p = np.where(used_up, left, wanted)
             p /= p.sum(axis=1, keepdims=True)
-            asked = np.stack([rng.multinomial(k, row) for k, row in zip(need, p, strict=True)])
-            given = np.stack([granted(a, int(stock), rng) for a, stock in zip(asked.T, left, strict=True)], axis=1)
+            requests = np.stack([rng.multinomial(k, row) for k, row in zip(need, p, strict=True)])
+            by_class = zip(requests.T, left, strict=True)
+            given = np.stack([fill_requests(request, int(stock), rng) for request, stock in by_class], axis=1)
             table += given
             left -= given.sum(axis=0)
             need -= given.sum(axis=1)
-        return Assigned(hand_out(shuffled(pool.members, rng), table))
+        return Assigned(assign_by_table(shuffled(pool.members, rng), table))
 
 
 @dataclass(frozen=True)
@@ -105,16 +122,16 @@ class GroupedEqual(WithAlpha):
         groups = -(-N // 10)
         borders = 10 * n // N * np.arange(1, groups)
         workers: list[IntArray] = []
-        thrown = 0
+        rejected = 0
         for g, group in enumerate(np.split(rng.permutation(n), borders)):
-            members = by_value(pool.y[group])
+            members = positions_by_label(pool.y[group])
             table, more = self._table([len(m) for m in members], min(10, N - 10 * g), rng)
-            workers += hand_out([group[m] for m in members], table)
-            thrown += more
-        return Assigned(np.array_split(np.concatenate(workers), N), redraws(thrown))
+            workers += assign_by_table([group[m] for m in members], table)
+            rejected += more
+        return Assigned(np.array_split(np.concatenate(workers), N), redraw_note(rejected))
 
     def _table(self, counts: list[int], workers: int, rng: Rng) -> tuple[IntArray, int]:
-        """The first table whose smallest worker has half the mean or more; drawn by the hundred, as few do."""
+        """The first table that gives every worker half the mean or more; drawn in batches, as few tables do."""
         mean, batch = sum(counts) / workers, 250
         half = int(mean / 2)
 
@@ -130,14 +147,17 @@ class GroupedEqual(WithAlpha):
             f"grouped-equal: no draw of {{tries}} x {batch} gave every client of a group {half} samples (half the "
             "mean), the best {best}; use a larger alpha, or dirichlet."
         )
-        tables, thrown = redraw(draw, lambda t: int(smallest(t).max()), half, 80, failed)
+        tables, rejected = redraw(draw, lambda drawn: int(smallest(drawn).max()), half, 80, failed)
         first = int(np.argmax(smallest(tables) >= half))
-        return tables[first], thrown * batch + first
+        return tables[first], rejected * batch + first
 
 
 @dataclass(frozen=True)
 class Quantity(WithAlpha):
-    """Random parts with sizes by Dirichlet(alpha): the classes even, the amounts not."""
+    """Random parts with sizes by Dirichlet(alpha): the classes even, the amounts not.
+
+    min: samples that every client must have; the sizes are drawn again until it has.
+    """
 
     min: Count = 10
 
@@ -147,19 +167,22 @@ class Quantity(WithAlpha):
         order = rng.permutation(n)
 
         def draw() -> IntArray:
-            return slices(among_open(rng.dirichlet(np.full(N, self.alpha)), np.ones(1, bool), rng), n)
+            return sizes_from_shares(renormalised(rng.dirichlet(np.full(N, self.alpha)), np.ones(1, bool), rng), n)
 
-        sizes, thrown = redraw(draw, lambda s: int(s.min()), self.min, TRIES, failed)
-        return Assigned(in_sizes(order, sizes), redraws(thrown))
+        sizes, rejected = redraw(draw, lambda drawn: int(drawn.min()), self.min, TRIES, failed)
+        return Assigned(split_by_sizes(order, sizes), redraw_note(rejected))
 
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Random parts with lognormal sizes: the classes even, the amounts not."""
+    """Random parts with lognormal sizes: the classes even, the amounts not.
+
+    sigma: standard deviation of the log of the sizes; 0 makes all clients the same size.
+    """
 
     clients: Count = 10
-    sigma: Spread = 0.3
+    sigma: Sigma = 0.3
 
     def __call__(self, pool: Pool, rng: Rng) -> Assigned:
         sizes = lognormal_sizes(len(pool.y), self.clients, self.sigma, rng)
-        return Assigned(in_sizes(rng.permutation(len(pool.y)), sizes))
+        return Assigned(split_by_sizes(rng.permutation(len(pool.y)), sizes))

@@ -1,4 +1,4 @@
-"""A picture of a deal: dots (clients x classes, area ~ count) beside the clients' sizes, stacked by class."""
+"""A picture of a partition: dots (clients x classes, area ~ count) beside the clients' sizes, stacked by class."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedskew.data.split.allotment import IntArray
-from fedskew.data.split.chain import Partition
+from fedskew.data.split.partition import Partition
 from fedskew.data.split.skew import class_table
 
-MOST = 100  # clients in one picture
+MAX_CLIENTS = 100  # in one picture
 # Paul Tol's "muted" scheme: distinct to every kind of colour vision, also beside each other in a stack
 MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
 DOT = "#33558B"
 
 
-def draw(partition: Partition, y: npt.NDArray[Any], classes: int | None, path: str | Path) -> None:
-    """Writes a PNG. Of more than 100 clients it shows every second, third, ..., and says so."""
+def plot_partition(partition: Partition, y: npt.NDArray[Any], classes: int | None, path: str | Path) -> None:
+    """Write a PNG of a partition to `path`.
+
+    y: the labels of the pool.
+    classes: how many classes to show; None: those that occur in y.
+    Of more than 100 clients it shows every second, third, ..., and says so in the title.
+    """
     table = class_table(partition, y, classes)
     N, C = table.shape
-    step = -(-N // MOST)
+    step = -(-N // MAX_CLIENTS)
     shown = np.arange(0, N, step)
     figure = Figure(figsize=(13, np.clip(1.9 + 0.3 * C, 4.2, 7.5)), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""How skewed a deal is: the figures that papers report, from the table of clients x classes."""
+"""How skewed a partition is: the figures that papers report, from the table of clients x classes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.split.allotment import IntArray
-from fedskew.data.split.chain import Partition
-
-FloatArray = npt.NDArray[np.float64]
+from fedskew.data.split.allotment import FloatArray, IntArray
+from fedskew.data.split.partition import Partition
 
 
 @dataclass(frozen=True, eq=False)
 class Skew:
-    """Figures of one deal. The global mix is that of all clients together, the public set left out."""
+    """Figures of one partition. The global mix is that of all clients together, without the public set."""
 
     table: IntArray  # [clients, classes]
     sizes: IntArray  # [clients]
     classes: IntArray  # [clients], how many classes a client has
-    entropy: FloatArray  # [clients], of its labels in nats: 0 is one class, log(C) all alike
+    entropy: FloatArray  # [clients], of its labels in nats: 0 is one class, log(C) equal classes
     distance: FloatArray  # [clients], total variation between its label mix and the global mix: 0 alike, 1 disjoint
     mean_entropy: float
     mean_distance: float
-    gini: float  # of the sizes: 0 all alike, towards 1 one client has everything
+    gini: float  # of the sizes: 0 all equal, towards 1 one client has everything
     imbalance: float  # largest over smallest class, of the classes that have samples
 
     def as_dict(self) -> dict[str, Any]:
@@ -35,15 +33,25 @@ class Skew:
 
 
 def class_table(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) -> IntArray:
-    """Samples of each class on each client; classes 0..classes-1, or those that occur.  # [clients, classes]"""
+    """How many samples of each class each client has.  # [clients, classes]
+
+    classes: the columns are 0..classes-1; None: the labels that occur in y.
+    """
     if classes is None:
         values, y = np.unique(y, return_inverse=True)
         classes = len(values)
-    rows = [np.bincount(y[mine], minlength=classes) for mine in partition.clients]
+    rows = [np.bincount(y[samples], minlength=classes) for samples in partition.clients]
     return np.stack(rows).astype(np.int64)
 
 
 def skew(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) -> Skew:
+    """The figures of a partition of samples with labels y. `classes` as in `class_table`.
+
+    >>> y = np.array([0, 0, 1, 1])
+    >>> figures = skew(Partition((np.array([0, 1]), np.array([2, 3])), np.empty(0, int)), y)
+    >>> figures.table.tolist(), figures.mean_distance, figures.gini
+    ([[2, 0], [0, 2]], 0.5, 0.0)
+    """
     table = class_table(partition, y, classes)
     sizes, totals = table.sum(axis=1), table.sum(axis=0)
     mix = table / np.maximum(sizes, 1)[:, None]

@@ -1,1 +1,1 @@
-"""What two or more methods share."""
+"""Code that two or more methods share."""

@@ -1,4 +1,4 @@
-"""What methods against client drift share: changed objectives, and the gradient read from where local steps led."""
+"""What methods against client drift share: corrected objectives, and gradients estimated from local steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedskew.core.tensors import Tensors
 
 
 def tethered(loss: Loss, anchor: Tensors, strength: float) -> Loss:
-    """loss + strength/2 |w - anchor|^2: its gradient gains strength (w - anchor)."""
+    """loss + strength/2 |w - anchor|^2, which adds strength (w - anchor) to the gradient; strength 0: the loss."""
     if strength == 0:
         return loss
     if isinstance(loss, Corrected) and loss.anchor is None:
@@ -21,17 +21,17 @@ def tethered(loss: Loss, anchor: Tensors, strength: float) -> Loss:
 
 
 def tilted(loss: Loss, direction: Tensors) -> Loss:
-    """loss + <w, direction>: its gradient gains the direction."""
+    """loss + <w, direction>, which adds `direction` to the gradient."""
     if isinstance(loss, Corrected) and loss.tilt is None:
         return replace(loss, tilt=direction)
     return Corrected(loss, tilt=direction)
 
 
 def effective_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """The a in x - y = lr a g, for this many steps of SGD along a constant gradient g.
+    """The factor a in x - y = lr a g, if SGD takes `steps` steps from x to y along a constant gradient g.
 
-    K plain steps: K. Momentum rho: [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho). A proximal term
-    mu/2 |w - x|^2, with pull = lr mu: sum over j < K of (1 - pull)^j.
+    K plain steps: K. Momentum rho: [K - rho (1 - rho^K) / (1 - rho)] / (1 - rho). A proximal term mu/2 |w - x|^2, with
+    pull = lr mu: sum over j < K of (1 - pull)^j.
     """
     moved = velocity = 0.0
     for _ in range(steps):
@@ -41,15 +41,15 @@ def effective_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> flo
 
 
 def next_control(c_i: Tensors, c: Tensors, moved: Tensors, length: float) -> Tensors:
-    """c_i - c + (x - y) / length, with moved = x - y and length = steps times lr: the client's mean gradient.
+    """A client's next control variate: c_i - c + (x - y) / length, with moved = x - y and length = steps times lr.
 
-    A client that took no step has learnt nothing new.
+    (x - y) / length is the client's mean gradient. A client that took no step (length 0) keeps c_i.
     """
     return c_i - c + moved / length if length else c_i
 
 
 class Counted:
-    """A stream of updates that knows how many went by: |S|, once it is read."""
+    """A stream of updates that counts them: `count` is |S| once the stream has been read."""
 
     def __init__(self, updates: Iterable[Update]) -> None:
         self.updates, self.count = updates, 0

@@ -1,7 +1,7 @@
-"""Work on the server's public set D0: what frozen models say of it, and models that learn from them there.
+"""Distillation on the server's public set D0: predictions of frozen models, and students that learn from them.
 
-A frozen model's features and logits are computed once a round, one model at a time, on D0 as it is; a batch finds its
-rows of them by the positions it carries in place of labels.
+A frozen model's features and logits are computed once a round, one model at a time, without augmentation. While a
+student trains, its batches carry positions in D0 instead of labels, which select the matching rows of these logits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedskew.core.fit import batches, fit
+from fedskew.core.losses import imitation
 from fedskew.core.method import MODEL
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data
@@ -21,90 +22,106 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 
-Lesson = Callable[[Tensor, Tensor, Tensor], Tensor]  # (student's logits, teacher's, labels) -> scalar
+DistillationLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (student logits, teacher logits, labels) -> scalar
 
 
-class View(NamedTuple):
-    """What a frozen model says of a site's data."""
+class Predictions(NamedTuple):
+    """A frozen model's outputs on a site's data."""
 
     features: Tensor  # [n, d]
     logits: Tensor  # [n, classes]
 
 
-def view(site: Site, model: Payload) -> View:
-    """In evaluation mode, nothing augmented. A model without batch-norm statistics goes by the batch's."""
+def predict(site: Site, model: Payload) -> Predictions:
+    """A model's features and logits on the site's data, in evaluation mode, without augmentation.
+
+    With `batch_norm = local` the server has no running statistics, so batch norm uses those of the batch.
+    """
     site.load(model)
-    net, lacks = site.net, site.training.batch_norm == "local"
+    net, no_statistics = site.net, site.training.batch_norm == "local"
 
     def both(x: Tensor) -> Tensor:
         z = net.body(x)
         return torch.cat([z, net.head(z)], 1)
 
-    said = site.infer(lambda x: outputs(net, both, x, batch_statistics=lacks))
-    return View(*said.tensor_split([-site.classes], 1))
+    joined = site.infer(lambda x: outputs(net, both, x, batch_statistics=no_statistics))
+    return Predictions(*joined.tensor_split([-site.classes], 1))
 
 
-def mean_features(views: Iterable[View]) -> Tensor:
-    """Over models, one held at a time."""
+def mean_features(predictions: Iterable[Predictions]) -> Tensor:
+    """The mean of the features over models; only one model's features are held at a time."""
     total, count = torch.zeros(()), 0
-    for each in views:
+    for each in predictions:
         total, count = total + each.features, count + 1
     return total / count
 
 
 def on_server(site: Site, **settings: Any) -> Training:
-    """The settings of a phase on the server; of the clients' it keeps augmentation and what becomes of batch norm."""
+    """Training settings on the server: those given, with the clients' augmentation and batch-norm policy."""
     return Training(augment=site.training.augment, batch_norm=site.training.batch_norm, **settings)
 
 
-def trained(
+def imitate(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
+    """KL(teacher || student), a `DistillationLoss` that does not use the labels."""
+    return imitation(student, teacher)
+
+
+def train_model(
     site: Site, model: Payload, loss: Loss, training: Training, steps: int | None = None, *, train: str = ""
 ) -> Payload:
-    """The model after `steps` on the site's data (None: as long as the settings say), as a site would share it."""
+    """The model after training on the site's data: parameters, and buffers if they are aggregated.
+
+    `steps` None: as long as `training` says. Only parameters whose names start with `train` move; "" is all.
+    """
     site.load(model)
     fit(site, loss, train=train, steps=steps, training=training)
     return site.shares()
 
 
-def taught(
-    site: Site, model: Payload, teacher: Tensor, lesson: Lesson, training: Training, steps: int | None = None
+def train_student(
+    site: Site,
+    model: Payload,
+    teacher: Tensor,
+    distillation_loss: DistillationLoss,
+    training: Training,
+    steps: int | None = None,
 ) -> Payload:
-    """`trained` on a lesson; `teacher` [n, classes] are the teacher's logits of the site's data."""
+    """`train_model` with a distillation loss; `teacher` [n, classes] are the teacher's logits on the site's data."""
     teacher, labels = teacher.to(site.device), site.data.labels.to(site.device)
 
     def loss(net: Any, x: Tensor, row: Tensor) -> Tensor:
-        return lesson(net(x), teacher[row], labels[row])
+        return distillation_loss(net(x), teacher[row], labels[row])
 
     positions = site.data.y.index_put((site.data.index,), torch.arange(len(site.data)))
-    return trained(replace(site, data=replace(site.data, y=positions)), model, loss, training, steps)
+    return train_model(replace(site, data=replace(site.data, y=positions)), model, loss, training, steps)
 
 
-def kept(name: str, models: Sequence[Payload]) -> Payload:
-    """Models as groups of the server's state, stacked tensor by tensor."""
+def stack_models(name: str, models: Sequence[Payload]) -> Payload:
+    """Models as groups `name.parameters` and `name.buffers` of the server's payload, stacked tensor by tensor."""
     return {
         f"{name}.{group}": Tensors({n: torch.stack([m[group][n] for m in models]) for n in models[0][group]})
         for group in models[0]
     }
 
 
-def restored(name: str, server: Payload) -> list[Payload]:
-    """The models that `kept` put away."""
+def unstack_models(name: str, server: Payload) -> list[Payload]:
+    """The models that `stack_models` stored under this name."""
     groups = {group: server[f"{name}.{group}"] for group in MODEL if f"{name}.{group}" in server}
     count = len(next(iter(groups["parameters"].values())))
     return [{g: Tensors({n: t[k] for n, t in ts.items()}) for g, ts in groups.items()} for k in range(count)]
 
 
-# --- calibration: a few named tensors over frozen logits, trained by an Adam that outlives the round
+# --- calibration: a few named tensors that combine frozen logits, trained with an Adam state kept between rounds
 
 
 def calibrated(c: Mapping[str, Tensor], z: Tensor, z_cr: Tensor, gate: Tensor) -> Tensor:
-    """s (a z + b) + (1 - s) z_cr with s = sigmoid(gate), one for each sample; a, b class by class."""
+    """s (a z + b) + (1 - s) z_cr, with s = sigmoid(gate) per sample and a, b per class."""
     s = gate.sigmoid()[:, None]
     return s * (c["a"] * z + c["b"]) + (1 - s) * z_cr
 
 
 def no_moments(values: Tensors) -> Tensors:
-    """What Adam remembers before its first step."""
+    """Adam's state before its first step."""
     empty = {f"{name}.{moment}": torch.zeros_like(t) for name, t in values.items() for moment in ("mean", "square")}
     return Tensors(empty) | {"step": torch.zeros(())}
 
@@ -119,32 +136,23 @@ def calibrate(
     batch: int,
     steps: int,
 ) -> tuple[Tensors, Tensors]:
-    """The values after `steps` of Adam on loss(values, rows), rows a batch of positions in the site's data.
+    """(values, moments) after `steps` of Adam on loss(values, rows); rows are a batch of positions in the site's data.
 
-    Not `fit`: a net's optimiser starts anew with each call, this one goes on from its moments.
+    `fit` is not used because its optimiser starts afresh with each call; this one continues from `moments`.
     """
-    own = {name: t.clone().requires_grad_() for name, t in values.items()}
-    adam = torch.optim.Adam(own.values(), lr=lr)
-    for name, t in own.items():
+    tuned = {name: t.clone().requires_grad_() for name, t in values.items()}
+    adam = torch.optim.Adam(tuned.values(), lr=lr)
+    for name, t in tuned.items():
         mean, square = moments[f"{name}.mean"].clone(), moments[f"{name}.square"].clone()
         adam.state[t] = {"step": moments["step"].clone(), "exp_avg": mean, "exp_avg_sq": square}
     positions = torch.arange(len(site.data))
     rows = replace(site, data=Data(positions[:, None], positions, positions), device="cpu")
     for _, row in batches(rows, Training(batch_size=batch), steps=steps):
         adam.zero_grad()
-        loss(own, row).backward()  # type: ignore[no-untyped-call]
+        loss(tuned, row).backward()  # type: ignore[no-untyped-call]
         adam.step()
-    after = {name: adam.state[t] for name, t in own.items()}
+    after = {name: adam.state[t] for name, t in tuned.items()}
     fresh = Tensors({f"{name}.mean": s["exp_avg"] for name, s in after.items()})
     fresh |= {f"{name}.square": s["exp_avg_sq"] for name, s in after.items()}
     step = next(iter(after.values()))["step"]
-    return Tensors({n: t.detach() for n, t in own.items()}), moments | fresh | {"step": step}
-
-
-# --- the classifier
-
-
-def last_linear(net: nn.Module) -> str:
-    """The name of the layer that makes the logits."""
-    names: list[str] = [name for name, part in net.named_modules() if isinstance(part, nn.Linear)]
-    return names[-1]
+    return Tensors({n: t.detach() for n, t in tuned.items()}), moments | fresh | {"step": step}

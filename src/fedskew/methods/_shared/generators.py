@@ -1,7 +1,7 @@
-"""Label-conditional generators: their layers, how they are drawn to prototypes, and the virtual sets they make.
+"""Label-conditional generators: their layers, the losses that tie them to prototypes, and the virtual sets they make.
 
-A virtual set lies class by class, so its labels follow from its length. It is made by the generator in evaluation
-mode from a seed: a site that has both makes the same bits.
+A virtual set is ordered by class, so its labels follow from its length. The generator makes it in evaluation mode from
+a seed: every site that has both makes the same bits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedskew.core.net import Shape, image
+from fedskew.core.net import Shape, image_shape
 from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
 from fedskew.core.site import copied
 from fedskew.core.tensors import Tensors
 
-GENERATOR = "generator"  # group of the payload it travels in
-NOISE = 512  # of the generators of images
+GENERATOR = "generator"  # group of the payload
+NOISE = 512  # inputs of the image generators
 WIDTHS = (128, 256, 512, 1024)
 CHANNELS = (32, 16)
 Distance = Literal["squared", "norm"]
-SEEDS = 1 << 32  # of which `seeded` keeps all bits
+SEEDS = 1 << 32  # `seeded` keeps all bits of smaller numbers
 
 
 class Generator(nn.Module):
-    """Noise [n, noise] and labels [n] in, samples of one shape out."""
+    """Makes samples [n, *shape] from noise [n, noise] and labels [n]."""
 
     def __init__(self, layers: nn.Module, noise: int, classes: int, shape: Shape) -> None:
         super().__init__()
@@ -43,17 +43,17 @@ class Generator(nn.Module):
 
 
 def fully_connected(shape: Shape, classes: int) -> Generator:
-    """Five linear layers, batch norm and LeakyReLU between them, tanh at the end: FedPG's."""
+    """FedPG's generator: five linear layers, batch norm and LeakyReLU between them, tanh at the end."""
     layers = nn.Sequential()
-    for inputs, outputs in pairwise((NOISE + classes, *WIDTHS)):
-        layers.extend([nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.LeakyReLU(0.2)])
+    for width_in, width_out in pairwise((NOISE + classes, *WIDTHS)):
+        layers.extend([nn.Linear(width_in, width_out), nn.BatchNorm1d(width_out), nn.LeakyReLU(0.2)])
     layers.extend([nn.Linear(WIDTHS[-1], prod(shape)), nn.Tanh()])
     return Generator(layers, NOISE, classes, shape)
 
 
 def convolutional(shape: Shape, classes: int) -> Generator:
-    """A linear layer to a quarter of the size, twice upsampled and convolved, tanh at the end; images of any size."""
-    channels, height, width = image("gen=cnn", shape)
+    """A linear layer to a quarter of the image's size, then twice upsampling and convolution, then tanh."""
+    channels, height, width = image_shape("gen=cnn", shape)
     (half, quarter), (first, second) = ([(-(-height // k), -(-width // k)) for k in (2, 4)]), CHANNELS
     layers = nn.Sequential(
         nn.Linear(NOISE + classes, first * prod(quarter)),
@@ -74,37 +74,39 @@ def convolutional(shape: Shape, classes: int) -> Generator:
 KINDS: dict[str, Callable[[Shape, int], Generator]] = {"fc": fully_connected, "cnn": convolutional}
 
 
-def drawn(make: Callable[[], Generator], rng: torch.Generator) -> Generator:
-    """A generator whose first values come from `rng`."""
+def new_generator(make: Callable[[], Generator], rng: torch.Generator) -> Generator:
+    """A generator with initial values drawn from `rng`."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(new_seed(rng))
         return make()
 
 
-def rebuilt(make: Callable[[], Generator], values: Tensors) -> Generator:
-    """A generator with copies of these values."""
-    with torch.device("meta"):  # nothing is drawn that would be overwritten
+def generator_from(make: Callable[[], Generator], values: Tensors) -> Generator:
+    """A generator with copies of these parameters and buffers, as `values_of` returns them."""
+    with torch.device("meta"):  # no initial values are drawn, as they would be overwritten
         generator = make()
     generator.to_empty(device="cpu").load_state_dict(values)
     return generator
 
 
 def new_seed(rng: torch.Generator) -> int:
+    """A random seed below 2^32."""
     return int(torch.randint(SEEDS, (), generator=rng))
 
 
 def values_of(generator: Generator) -> Tensors:
-    """Parameters and statistics, copied."""
+    """Copies of the generator's parameters and buffers."""
     return Tensors({name: copied(t) for name, t in generator.state_dict().items()})
 
 
 def virtual_labels(classes: int, each: int) -> Tensor:
+    """The labels of a virtual set with `each` samples per class."""
     return torch.arange(classes).repeat_interleave(each)
 
 
 @torch.no_grad()
 def virtual_set(generator: Generator, each: int, seed: int) -> Tensor:
-    """`each` samples of every class, class by class. Made on the CPU: other devices have other bits."""
+    """`each` samples of every class, ordered by class. Made on the CPU, as other devices round differently."""
     y = virtual_labels(generator.classes, each)
     eps = torch.rand(len(y), generator.noise, generator=seeded(seed))
     made: Tensor = generator.cpu().eval()(eps, y)
@@ -117,43 +119,46 @@ def input_shape(data: Data) -> Shape:
     return (shape[-1], *shape[:-1]) if data.x.dtype == torch.uint8 else shape
 
 
-def normalised(pixels: Tensor, data: Data) -> Tensor:
-    """Pixels in [0, 1] as a net sees them; what is not an image passes."""
+def standardise(pixels: Tensor, data: Data) -> Tensor:
+    """Pixels in [0, 1], normalised as the data set's images are. Data without a channel mean is returned unchanged."""
     if not data.mean:
         return pixels
     mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (data.mean, data.std))
     return (pixels - mean) / std
 
 
-def endless(x: Tensor, y: Tensor, size: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole batches of a set for ever, shuffled anew for each pass; the rest of a pass is left out."""
+def endless_batches(x: Tensor, y: Tensor, size: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a fixed set without end, reshuffled in each pass; an incomplete last batch of a pass is left out."""
     while True:
         order = torch.randperm(len(y), generator=rng)
         for chosen in torch.split(order[: max(size, len(y) // size * size)], size):
             yield x[chosen], y[chosen]
 
 
-def distances(z: Tensor, P: Tensor, tau: float, distance: Distance) -> Tensor:
-    """tau |z - P|^2, or |z - P| / tau; [n, classes]. By differences: an expanded square can be negative."""
+def scaled_distances(z: Tensor, P: Tensor, tau: float, distance: Distance) -> Tensor:
+    """tau |z - P|^2 (`squared`) or |z - P| / tau (`norm`), [n, classes].
+
+    Computed from differences, because the expanded square can come out negative.
+    """
     norm = torch.cdist(z, P, compute_mode="donot_use_mm_for_euclid_dist")
     return tau * norm.square() if distance == "squared" else norm / tau
 
 
 def distance_cross_entropy(z: Tensor, y: Tensor, P: Tensor, tau: float, distance: Distance = "squared") -> Tensor:
-    """CE of these distances, taken for negative logits: FedPG's Eq. 8, mean over samples."""
-    return cross_entropy(-distances(z, P, tau, distance), y)
+    """FedPG's Eq. 8: cross entropy with the negative `scaled_distances` as logits, mean over samples."""
+    return cross_entropy(-scaled_distances(z, P, tau, distance), y)
 
 
 def anchoring(virtual: Tensor, P: Tensor, known: Tensor, tau: float, distance: Distance = "squared") -> Tensor:
-    """FedPG's Eq. 6 and 7: virtual prototypes to their real ones, over the `known` classes (a mask)."""
-    own, real = virtual[known], P[known]
-    if len(own) < 2:
-        return (own - real).square().sum()
-    return distance_cross_entropy(own, torch.arange(len(own), device=own.device), real, tau, distance)
+    """FedPG's Eq. 6 and 7: pulls virtual prototypes to the real ones, over the `known` classes (a mask)."""
+    made, real = virtual[known], P[known]
+    if len(made) < 2:
+        return (made - real).square().sum()
+    return distance_cross_entropy(made, torch.arange(len(made), device=made.device), real, tau, distance)
 
 
 def nearest_is_own(z: Tensor, y: Tensor, P: Tensors) -> float:
-    """The share of features whose nearest known prototype is their class's; of classes with a prototype."""
+    """Share of features whose nearest known prototype is that of their class; classes without one are left out."""
     known = P["count"] > 0
     z, y = z[known[y]], y[known[y]]
     near = torch.cdist(z, P["mean"]).masked_fill(~known, torch.inf).argmin(1)

@@ -2,7 +2,7 @@
 
 Long, Xue, Chu, Zhang, Wu, Zang, Du. ACM MM 2023. doi:10.1145/3581783.3611966
 
-A class c has M fine classes j = (c, m), each with a prototype P_j and a class-vector phi^j. f makes z = f(x; theta).
+A class c has M fine classes j = (c, m), each with a prototype P_j and a class-vector phi^j. z = f(x; theta).
     Eq. 1:    P^g_j = sum_k n^k_j P^k_j / sum_k n^k_j
     Eq. 2:    t = argmax_m cos(z, P^g_{c,m}), a sample's fine class
     Eq. 3, 4: omega = s_{c,t} / (s_{c,t} + alpha sum_{m != t} s_{c,m} + (1 - alpha) sum_{c' != c} sum_m s_{c',m}),
@@ -13,18 +13,20 @@ A class c has M fine classes j = (c, m), each with a prototype P_j and a class-v
     Eq. 10:   L_dcl = 1/N sum I CE(u(z; phi_k), c)
     Eq. 11:   L = mu L_dcl + (1 - mu) L_hpc + gamma L_bpr + lam L_gid,  mu = 1 - t/T
     Eq. 13:   q_k^j = softmax(P^g_j phi_k)[j];  Eq. 14: nu^j = softmax_k(q_k^j);  Eq. 15: phi^j = sum_k nu^j[k] phi_k^j
-Preset paper: as printed. P^g weigh as much as all clients' samples, so those of a batch have 1 / (K + 1) of the
-gradient, and in the last rounds CE has next to none: it learns fast at first and slowly later.
+Preset paper: as printed. P^g weigh as much as the samples of all K clients, so the samples of a batch have 1 / (K + 1)
+of the gradient, and in the last rounds CE has almost none: it learns fast at first and slowly later.
 Preset robust: rho = 0.1, mu = 0.9 in all rounds, Eq. 14's softmax times n^k_j, k-means centres of trained features.
-Which of them makes the difference: results/fedcd-fmnist.
+The effect of each is measured in results/fedcd-fmnist.
 -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean; /kd: distil=kd; /cla: classifier=cla.
-Reading: W adds logits, so a class's vectors add up to a plain head, and that head is the model's.
-Reading: n^k is by the fine classes of the round's start.
+Reading: W adds logits, so the sum of a class's vectors is a row of a plain head, which is the model's head.
+Reading: n^k counts the fine classes as assigned at the start of the round.
 Departure: every batch of B samples holds all P^g, with sum I = rho B.
-Departure: t counts from 0, or L_dcl would end at weight 0; P^k has no weight decay.
-Departure: a class without any P^g starts from k-means in whichever round it appears.
-Departure: a fine class that nobody has keeps its P^g, with I = 0; one without P^g is averaged by samples.
-Omission: W over probabilities, which no plain head can express; matching the clients' clusters in the first round.
+Departure: t counts from 0, otherwise L_dcl would end with weight 0.
+Departure: P^k has no weight decay.
+Departure: a class without any P^g starts from k-means in the round in which it first appears.
+Departure: a fine class that no client has keeps its P^g, with I = 0; phi^j without a P^g_j is averaged by samples.
+Omission: W over probabilities, which a plain head cannot express.
+Omission: matching of the clients' clusters in the first round.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,27 +40,27 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import MODEL, Method, Update, mean, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
 from fedskew.core.net import Net
-from fedskew.core.settings import UsageError
+from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Loss, Site, copied
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive, Share
-from fedskew.methods._shared.prototypes import GROUP, Pool, class_means
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means
 from fedskew.methods.fedcd.subclasses import (
     FINE,
     FineHead,
-    adaptive,
-    assigned,
-    combined,
-    contrast,
+    assign_fine_classes,
+    client_weights,
+    combine_classifiers,
     fold,
+    hierarchical_contrast,
     hierarchy,
     lloyd,
     log_quality,
     most_similar,
     of_class_means,
-    spread,
+    split_head,
     unfold,
 )
 
@@ -68,7 +70,7 @@ Weight = Annotated[float, Meta(ge=0, le=1)] | Literal["linear"]
 
 
 class Preset(NamedTuple):
-    """What a field is that is left None."""
+    """Values of the fields that are left None."""
 
     mu: Weight
     rho: Mass
@@ -81,30 +83,70 @@ PRESETS = {"robust": Preset(0.9, 0.1, True, True), "paper": Preset("linear", "pa
 
 @dataclass(frozen=True)
 class FedCD(Method):
-    preset: Literal["robust", "paper"] = "robust"  # ours; paper: as printed, see above
-    M: Count = 3  # the paper's
-    alpha: Share = 0.1  # the paper's
-    tau: Positive = 1.0  # the paper's
-    xi: NotNegative = 0.5  # the paper's on CIFAR-10; 8 on CIFAR-100 and EMNIST
-    gamma: NotNegative = 0.1  # the paper's
-    lam: NotNegative = 0.1  # the paper's lambda
-    mu: Weight | None = None  # None: the preset's 0.9, the same in all rounds, or the paper's linear
-    rho: Mass | None = None  # None: the preset's 0.1 or paper: sum n^g / n_k, which is Eq. 5's and grows with clients
-    hpc: bool = True  # the paper's; False: no L_hpc, P^k_j the mean feature of its samples
-    distil: Literal["dkd", "kd"] = "dkd"  # the paper's; kd: KL over all classes
-    classifier: Literal["acla", "norm", "cla", "mean"] = "acla"  # the paper's; nu = q / sum q, n^k_j / n_j or n_k / n
-    acla_temp: Positive = 1.0  # the paper's, softmax of q / acla_temp
-    counts: bool | None = None  # acla and norm: nu is times n^k_j as well; None: the preset's
-    assign: Literal["round", "batch"] = "round"  # ours; batch: Eq. 2 anew for each batch
-    kmeans_refresh: bool | None = None  # the first round sends centres of the trained features; None: the preset's
-    rescale: bool = False  # ours: P^k_j is sent with the mean norm of its samples' features
-    bias: bool = False  # the paper's phi has none
+    """Splits each class into fine classes with prototypes and debiases the classifier with them."""
+
+    paper = Paper(
+        title="FedCD: A Classifier Debiased Federated Learning Framework for Non-IID Data",
+        authors="Long, Xue, Chu, Zhang, Wu, Zang, Du",
+        venue="ACM MM 2023",
+        link="doi:10.1145/3581783.3611966",
+    )
+    terms_off = {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True}
+
+    preset: Literal["robust", "paper"] = setting(
+        "robust",
+        help="Defaults of mu, rho, counts and kmeans_refresh: paper as printed, see above.",
+        source="our choice",
+    )
+    M: Count = setting(3, help="Fine classes per class.", source="the paper")
+    alpha: Share = setting(0.1, help="Weight in Eq. 3 of the other fine classes of the same class.", source="the paper")
+    tau: Positive = setting(1.0, help="Temperature of L_hpc.", source="the paper")
+    xi: NotNegative = setting(
+        0.5, help="Weight of NCKD in L_gid.", source="the paper's for CIFAR-10; it has 8 for CIFAR-100 and EMNIST"
+    )
+    gamma: NotNegative = setting(0.1, help="Weight of L_bpr; 0: off.", source="the paper", search=(0.01, 1.0))
+    lam: NotNegative = setting(0.1, help="lambda, the weight of L_gid; 0: off.", source="the paper", search=(0.01, 1.0))
+    mu: Weight | None = setting(
+        None,
+        help="Share of L_dcl in L_dcl + L_hpc; linear: 1 - t/T, 1: no L_hpc, None: the preset's, 0.9 or linear.",
+        source="the preset; linear is the paper's",
+    )
+    rho: Mass | None = setting(
+        None,
+        help="Weight of all P^g relative to a batch; 0: none, paper: sum n^g / n_k, None: the preset's, 0.1 or paper.",
+        source="the preset; paper is Eq. 5, which grows with the number of clients",
+    )
+    hpc: bool = setting(True, help="Use L_hpc; False: P^k_j is the mean feature of its samples.", source="the paper")
+    distil: Literal["dkd", "kd"] = setting(
+        "dkd", help="L_gid: decoupled distillation, or KL over all classes.", source="the paper"
+    )
+    classifier: Literal["acla", "norm", "cla", "mean"] = setting(
+        "acla",
+        help="Weights nu of Eq. 15: softmax of q (acla), q / sum q (norm), n^k_j / n_j (cla) or n_k / n (mean).",
+        source="the paper",
+    )
+    acla_temp: Positive = setting(1.0, help="Temperature of the softmax of Eq. 14.", source="the paper")
+    counts: bool | None = setting(
+        None, help="Multiply nu of acla and norm by n^k_j; None: the preset's, True or False.", source="the preset"
+    )
+    assign: Literal["round", "batch"] = setting(
+        "round", help="When samples get their fine class (Eq. 2): once a round, or in every batch.", source="our choice"
+    )
+    kmeans_refresh: bool | None = setting(
+        None,
+        help="Send k-means centres of the trained features in the first round; None: the preset's, True or False.",
+        source="the preset",
+    )
+    rescale: bool = setting(
+        False, help="True: send P^k_j with the mean norm of its samples' features.", source="the paper; True is ours"
+    )
+    bias: bool = setting(False, help="Whether phi has a bias.", source="the paper")
 
     def init_server(self, site: Site) -> Payload:
         if not isinstance(site.net.head, nn.Linear):
-            raise UsageError("fedcd needs a net whose head is one linear layer, such as simple-cnn.")
+            raise UsageError("fedcd needs a model whose head is one linear layer, such as simple-cnn.")
         server, J = super().init_server(site), site.classes * self.M
-        folded = fold(spread(site.net.head, self.M, site.rng, bias=self.bias))
+        folded = fold(split_head(site.net.head, self.M, site.rng, bias=self.bias))
         head = Tensors({"head.bias": torch.zeros(site.classes)}) | folded["parameters"]
         none = Tensors(
             mean=torch.zeros(J, site.net.features), count=torch.zeros(J), known=torch.zeros(J, dtype=torch.bool)
@@ -116,31 +158,33 @@ class FedCD(Method):
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         site.load(broadcast, state)
-        fine, own = assigned(site.infer(site.net.body), site.data.labels, broadcast[GROUP], self.M, site.rng)
+        fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, broadcast[GROUP], self.M, site.rng)
         head = FineHead(unfold(broadcast), own["mean"]).to(site.device)
         labels = site.data.y.index_put((site.data.index,), fine)
-        inner = replace(site, net=Net(site.net.body, head, site.net.features), data=replace(site.data, y=labels))
+        fine_site = replace(site, net=Net(site.net.body, head, site.net.features), data=replace(site.data, y=labels))
         moving = ("body.", "head.") if self.contrasts(site) else ("body.", "head.weight", "head.bias")
-        done = fit(inner, self.loss(site, broadcast, head, own["known"]), train=moving)
+        done = fit(fine_site, self.loss(site, broadcast, head, own["known"]), train=moving)
         folded = fold(head.phi())
         site.net.load_state_dict(folded["parameters"], strict=False)
         sent = self.prototypes(site, copied(head.prototypes), fine)
         return self.report(site, {"loss": done.loss}).plus(**{FINE: folded[FINE], GROUP: sent}), state | site.keeps()
 
     def chosen(self, field: str) -> Any:
-        """A field's value, or the preset's."""
+        """The value of a field, or the preset's if it is None."""
         value = getattr(self, field)
         return getattr(PRESETS[self.preset], field) if value is None else value
 
     def mu_at(self, site: Site) -> float:
+        """mu in the site's round."""
         mu: Weight = self.chosen("mu")
         return 1 - site.round / site.rounds if isinstance(mu, str) else mu
 
     def contrasts(self, site: Site) -> bool:
+        """Whether L_hpc has a weight in the site's round."""
         return self.hpc and self.mu_at(site) < 1
 
     def loss(self, site: Site, broadcast: Payload, head: FineHead, known: Tensor) -> Loss:
-        """Eq. 11, of batches whose labels are fine classes."""
+        """The loss of Eq. 11, for batches whose labels are fine classes."""
         M, mu, contrasts, decay = self.M, self.mu_at(site), self.contrasts(site), site.training.weight_decay
         g = Tensors({name: t.to(site.device) for name, t in broadcast[GROUP].items()})
         phi_g = [broadcast["parameters"][f"head.{name}"].to(site.device) for name in ("weight", "bias")]
@@ -160,7 +204,7 @@ class FedCD(Method):
             c, u, u_g = fine // M, head(z), linear(z, *phi_g)
             values = mu * cross_entropy(u, c, reduction="none")
             if contrasts:
-                values = values + (1 - mu) * contrast(z, fine, head.prototypes, factors, self.tau)
+                values = values + (1 - mu) * hierarchical_contrast(z, fine, head.prototypes, factors, self.tau)
             if self.lam:
                 values = values + self.lam * self.distilled(u, u_g, c)
             total = values[:B].mean()
@@ -168,7 +212,7 @@ class FedCD(Method):
                 total = (total + rho * (share @ values[B:])) / (1 + rho)
             if self.gamma:
                 total = total + self.gamma * of_class_means(u_g[:B], c[:B])
-            if contrasts and decay:  # takes back the optimiser's decay of P^k; its value is 0
+            if contrasts and decay:  # its value is 0, its gradient cancels the optimiser's weight decay of P^k
                 square = head.prototypes.square().sum()
                 total = total + decay / 2 * (square.detach() - square)
             return total
@@ -176,13 +220,14 @@ class FedCD(Method):
         return loss
 
     def distilled(self, student: Tensor, teacher: Tensor, c: Tensor) -> Tensor:
+        """The terms of L_gid, one value per sample."""
         if self.distil == "kd":
             return imitation(student, teacher, reduction="none")
         target, others = decoupled(student, teacher, c)
         return target + self.xi * others
 
     def prototypes(self, site: Site, P: Tensor, fine: Tensor) -> Tensors:
-        """P^k and n^k as they are sent."""
+        """P^k and n^k as sent to the server, from the trained prototypes P and the samples' fine classes."""
         refresh = self.chosen("kmeans_refresh") and site.round == 0
         own = Tensors(mean=P, count=torch.bincount(fine, minlength=len(P)).float())
         if self.hpc and not refresh and not self.rescale:
@@ -198,33 +243,33 @@ class FedCD(Method):
         return own
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        pool, sent = Pool(server[GROUP]), list[Sent]()
+        pool, sent = PrototypeMean(server[GROUP]), list[Sent]()
 
-        def noted() -> Iterator[Update]:  # of every client only the classifier is kept
+        def noted() -> Iterator[Update]:  # keeps the classifier of every client
             for update in pool.watch(updates):
                 if self.classifier != "mean":
                     sent.append((unfold(update.payload), update.payload[GROUP]["count"], update.weight))
                 yield update
 
-        fresh = mean(noted(), groups=(*MODEL, FINE))
+        fresh = mean_of(noted(), groups=(*MODEL, FINE))
         g = pool.value() | {"count": pool.count.float(), "known": server[GROUP]["known"] | (pool.count > 0)}
         if sent:
             fresh |= overlay(fresh, fold(self.combine(sent, g)))
         return server | overlay(server, fresh) | {GROUP: g}
 
     def combine(self, sent: list[Sent], g: Tensors) -> Tensors:
-        """Eq. 15 with the new P^g."""
+        """phi of Eq. 15, with the new P^g."""
         phis, counts, sizes = zip(*sent, strict=True)
         n_k, sound = torch.stack(counts).double(), g["count"] > 0
         if self.classifier == "cla":
             nu = n_k / n_k.sum(0)
         else:
             log_q = torch.stack([log_quality(phi, g["mean"]) for phi in phis]).double()
-            nu = adaptive(log_q, self.acla_temp, norm=self.classifier == "norm")
+            nu = client_weights(log_q, self.acla_temp, norm=self.classifier == "norm")
             if self.chosen("counts"):
                 nu = n_k * nu / (n_k * nu).sum(0)
             else:
                 sound = g["known"]
         n = torch.tensor(sizes, dtype=torch.float64)[:, None]
         nu = torch.where(sound, nu, n / n.sum()).view(len(sent), -1, self.M)
-        return combined(phis, nu)
+        return combine_classifiers(phis, nu)

@@ -1,1 +1,1 @@
-"""Published tables as recipes: run, compared with the paper, judged."""
+"""Published tables: recipes, their runs, and verdicts that compare ours with the paper's."""

@@ -1,15 +1,16 @@
-"""Published tables as recipes: one TOML file a table, here beside this module (and as `experiments/tables`).
+"""Recipes of published tables: one TOML file per table, in `recipes/` beside this module (also `experiments/tables`).
 
-title, source, notes    what the table is; readings where the paper is silent
-figure                  what is tabled (a word of FIGURES); better = "lower" where less is more
-tolerance               how far from the paper still counts as reproduced, in the table's unit
-seeds, baseline, proposed
+title, source, notes    what the table is; how we read the paper where it is silent
+figure                  what is tabulated: a key of `fedskew.evaluation.figures`
+tolerance               how far from the paper still counts as reproduced, in the figure's unit
+seeds
+baseline, proposed      the columns whose difference is the paper's claim
 [columns]               name = "method:field=value,...", or {method = "...", figure = "..."}
-[settings]              an experiment, as in `fedskew run --config`: the paper's
+[settings]              the paper's experiment, as in `fedskew run --config`
 [rows.NAME]             settings that differ in this row, and
     paper               the published values, in the order of the columns; nan where it has none
     options             settings of methods in this row, by column; "*" is every method that has them
-    mean_over           settings of several experiments whose mean the row is
+    mean_over           settings of several experiments; the row is their mean
 [reduced]               the scale for two CPU cores: `what` was reduced, in words; minutes; optionally
                         rows, columns, seeds; cut (put before every split), clients (of every split);
                         settings, options as above
@@ -25,47 +26,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedskew.core.settings import UsageError, build, choose, parse, unknown
 from fedskew.core.training import Count, Positive
-from fedskew.evaluation.figures import FIGURES as PLACES
+from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, Better
 from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
-from fedskew.experiment.diagnostics import DIAGNOSED
 from fedskew.methods import REGISTRY
 
 HOME = Path(__file__).parent / "recipes"
-BESIDE = ("paper", "options", "mean_over")  # what a row has beside settings
+NOT_SETTINGS = ("paper", "options", "mean_over")  # what a row has beside settings
 Scale = Literal["paper", "reduced"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 Tree = dict[str, Any]
-FIGURES = dict.fromkeys(PLACES, "%") | {  # word -> unit
-    "rounds_to_baseline": "rounds",  # until the accuracy the baseline ends with
-    "parameters": "M",  # numbers a client sends in the last round, in millions of 4 bytes
-    "round_seconds": "s",
-    **dict.fromkeys(DIAGNOSED, ""),
-}
+TABULATED = ACCURACIES | COMPUTED | DIAGNOSTICS  # the figures a table can have
 
 
 @dataclass(frozen=True)
 class Column:
-    method: str
-    figure: str = ""  # "": the table's
+    """A method of the table, and the figure shown of it."""
+
+    method: str  # with its settings: fedprox:mu=0.1
+    figure: str = ""  # "" for the table's
 
 
 @dataclass(frozen=True)
 class Reduced:
-    what: str  # was reduced, in words
-    minutes: Positive  # that the whole table takes on two cores, about
-    rows: tuple[str, ...] = ()  # (): all
-    columns: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    cut: str = ""  # put before every split
-    clients: Count | None = None  # in place of those a split names
+    """The reduced scale: how it differs from the paper's."""
+
+    what: str  # what was reduced, in words
+    minutes: Positive  # about how long the whole table takes on two cores
+    rows: tuple[str, ...] = ()  # empty means all
+    columns: tuple[str, ...] = ()  # empty means all
+    seeds: tuple[int, ...] = ()  # empty means the recipe's
+    cut: str = ""  # a cut put before every split, such as sample:keep=600
+    clients: Count | None = None  # replaces the number of clients in every split; None keeps it
     settings: Tree = field(default_factory=dict)
     options: dict[str, Tree] = field(default_factory=dict)
 
     def split(self, text: str) -> str:
-        """A row's split at this scale."""
+        """A row's split at the reduced scale."""
         if self.clients:
             text, found = re.subn(r"\bclients=\d+", f"clients={self.clients}", text)
             if not found:
@@ -86,6 +86,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Recipe:
+    """A published table, as read from its TOML file (the module's docstring has the format)."""
+
     title: str
     source: str
     columns: dict[str, str | Tree]
@@ -93,7 +95,6 @@ class Recipe:
     reduced: Reduced = field(default_factory=lambda: Reduced("nothing", 1.0))
     settings: Tree = field(default_factory=dict)
     figure: str = "global"
-    better: Literal["higher", "lower"] = "higher"
     tolerance: Positive = 2.0
     seeds: tuple[int, ...] = (0, 1, 2)
     baseline: str = "FedAvg"
@@ -101,8 +102,14 @@ class Recipe:
     notes: str = ""
     name: str = ""
 
+    @property
+    def better(self) -> Better:
+        """Whether a higher or a lower value of the table's figure is better."""
+        return TABULATED[self.figure].better
+
     @cached_property
     def parsed_columns(self) -> dict[str, Column]:
+        """The columns, checked, by name."""
         return {
             name: Column(c) if isinstance(c, str) else build(Column, c, f"column '{name}' of table {self.name}")
             for name, c in self.columns.items()
@@ -110,10 +117,11 @@ class Recipe:
 
     @cached_property
     def parsed_rows(self) -> dict[str, Row]:
+        """The rows, checked, by name."""
         return {name: self._row(name, values) for name, values in self.rows.items()}
 
     def _row(self, name: str, values: Tree) -> Row:
-        own = {key: value for key, value in values.items() if key in BESIDE}
+        own = {key: value for key, value in values.items() if key in NOT_SETTINGS}
         row = build(Row, own, f"row '{name}' of table {self.name}")
         if len(row.paper) != len(self.columns):
             raise UsageError(
@@ -123,14 +131,16 @@ class Recipe:
         return row
 
     def figure_of(self, column: str) -> str:
+        """The key of the figure that a column shows."""
         return self.parsed_columns[column].figure or self.figure
 
     def paper(self, row: str, column: str) -> float | None:
+        """The published value of a cell; None if the paper has none."""
         value = self.parsed_rows[row].paper[list(self.columns).index(column)]
         return None if math.isnan(value) else value
 
     def chosen(self, scale: Scale, what: Literal["rows", "columns"], wanted: Sequence[str]) -> list[str]:
-        """The rows or columns to run: those wanted, else all of this scale."""
+        """The names of the rows or columns to run: those in `wanted`, or all of this scale if it is empty."""
         every = list(getattr(self, what))
         for name in wanted:
             if name not in every:
@@ -139,12 +149,13 @@ class Recipe:
         return [name for name in every if name in (wanted or scaled or every)]
 
     def chosen_seeds(self, scale: Scale) -> tuple[int, ...]:
+        """The seeds of this scale."""
         return (self.reduced.seeds if scale == "reduced" else ()) or self.seeds
 
     def experiments(self, row: str, column: str, seed: int, scale: Scale) -> list[Experiment]:
-        """The experiments whose mean a cell is: usually one."""
+        """The experiments of a cell with one seed. The cell is their mean; usually there is one."""
         place = self.parsed_rows[row]
-        own = {key: value for key, value in self.rows[row].items() if key not in BESIDE}
+        own = {key: value for key, value in self.rows[row].items() if key not in NOT_SETTINGS}
         less = self.reduced if scale == "reduced" else None
         layers = [place.options] + ([less.options] if less else [])
         method = method_of(with_options(self.parsed_columns[column].method, column, layers))
@@ -156,14 +167,17 @@ class Recipe:
             if less:
                 values["split"] = less.split(values.get("split", Experiment.split))
             values["seed"] = seed
-            if self.figure_of(column) in DIAGNOSED:
+            if self.figure_of(column) in DIAGNOSTICS:
                 merge(values, {"evaluation": {"diagnose": True}})
             made.append(replace(from_dict(values), method=method))
         return made
 
 
 def with_options(text: str, column: str, layers: Sequence[Mapping[str, Tree]]) -> str:
-    """A method's text with the options that rows and scales add to it: for all that have them ("*"), then its own."""
+    """A method's text with the options that rows and scales add: first those for every method ("*"), then the column's.
+
+    Options under "*" apply only to methods that have such a field.
+    """
     name, options = parse(text, "method")[0]
     fields = {f.name for f in dataclasses.fields(choose("method", name, REGISTRY))}
     for layer in layers:
@@ -173,10 +187,12 @@ def with_options(text: str, column: str, layers: Sequence[Mapping[str, Tree]]) -
 
 
 def _written(value: Any) -> str:
+    """A value as in a method's text, where a list is written 1-2-3."""
     return "-".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def merge(values: Tree, more: Mapping[str, Any]) -> None:
+    """Override `values` by `more`, in place; tables are merged key by key."""
     for key, value in more.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
             merge(values[key], value)
@@ -185,11 +201,15 @@ def merge(values: Tree, more: Mapping[str, Any]) -> None:
 
 
 def names() -> list[str]:
+    """The names of the recipes that come with the package."""
     return sorted(path.stem for path in HOME.glob("*.toml"))
 
 
 def load_recipe(name: str) -> Recipe:
-    """A table by its name, or one of your own by its path; every cell of it is tried."""
+    """A recipe by its name, or your own by the path of a .toml file.
+
+    The experiments of all cells are built at both scales, so that a mistake shows before the first run.
+    """
     path = Path(name) if name.endswith(".toml") else HOME / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         raise unknown("table", name, names())
@@ -201,11 +221,11 @@ def load_recipe(name: str) -> Recipe:
 
 
 def _check(recipe: Recipe) -> None:
-    """What would otherwise come to light in the middle of a table."""
+    """Raise `UsageError` for a mistake that would otherwise show in the middle of a table."""
     if not recipe.columns or not recipe.rows:
-        raise UsageError(f"table {recipe.name} needs [columns] and [rows] with one entry each at least.")
-    for word in (recipe.figure, *(c.figure for c in recipe.parsed_columns.values() if c.figure)):
-        choose(f"figure of table {recipe.name}", word, FIGURES)
+        raise UsageError(f"table {recipe.name} needs [columns] and [rows] with at least one entry each.")
+    for key in (recipe.figure, *(c.figure for c in recipe.parsed_columns.values() if c.figure)):
+        choose(f"figure of table {recipe.name}", key, TABULATED)
     for kind in ("baseline", "proposed"):
         if (given := getattr(recipe, kind)) and given not in recipe.columns:
             raise unknown(f"{kind} of table {recipe.name}", given, recipe.columns)
@@ -221,6 +241,6 @@ def _check(recipe: Recipe) -> None:
             for column in recipe.columns:
                 try:
                     recipe.experiments(row, column, recipe.seeds[0], scale)
-                except UsageError as mistake:
+                except UsageError as error:
                     where = f"table {recipe.name}, row '{row}', column '{column}', {scale} scale"
-                    raise UsageError(f"{where}: {mistake}") from None
+                    raise UsageError(f"{where}: {error}") from None

@@ -1,0 +1,146 @@
+"""Our values beside the paper's, and the rules that say whether a published table was reproduced."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from fedskew.evaluation.figures import ACCURACIES, FIGURES, headline, to_target
+from fedskew.studies.execution import Outcome
+from fedskew.studies.tables.recipe import Recipe, Scale
+from fedskew.studies.tables.running import Work
+
+
+def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | None:
+    """One figure of one run, in the table's unit (accuracies in percent); None if the run has none.
+
+    `baseline` is the baseline's run with the same row and seed; only `rounds_to_baseline` needs it.
+    """
+    if outcome.failed or outcome.result is None:
+        return None
+    if key == "rounds_to_baseline":
+        target = headline(baseline.result.metrics) if baseline and not baseline.failed and baseline.result else None
+        return None if target is None else to_target(outcome.records, target)["rounds"]
+    if key == "parameters":
+        last = outcome.records[-1]
+        return float(sum(last.bytes_up.values()) / max(len(last.trained), 1) / 4e6)  # 4 bytes each
+    if key == "round_seconds":
+        return float(outcome.result.seconds / len(outcome.records))
+    value = FIGURES[key].read(outcome.result)
+    return 100 * value if value is not None and key in ACCURACIES else value
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table: our value and the paper's, in the table's unit."""
+
+    row: str
+    column: str
+    ours: float | None  # mean over seeds; None if a seed has no value
+    spread: float | None  # standard deviation over seeds; None for one seed
+    paper: float | None  # None if the paper has no value
+    seeds: tuple[int, ...]
+    failed: str = ""  # why there is no value: the run diverged, or its data set is not available
+    absent: bool = False  # nothing was run, because the data set is not available
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class RowVerdict:
+    """What a row as a whole says about the paper's claim."""
+
+    pairs: int  # pairs of methods that the paper tells apart by at least the tolerance
+    kept: int  # pairs that ours puts in the same order
+    gain: float | None  # ours: the proposed method's value less the baseline's
+    paper_gain: float | None  # the paper's
+    settings: dict[str, Any] = field(default_factory=dict)  # that all runs of this row share, but not all of the table
+
+
+def cells(recipe: Recipe, outcomes: Sequence[tuple[Work, Outcome]]) -> list[Cell]:
+    """One cell per row and column, in the table's order, still without verdicts.
+
+    A cell is the mean over the row's settings, then over seeds. It has no value unless all its runs have one.
+    """
+    base = {(w.row, w.seed, w.variant): outcome for w, outcome in outcomes if w.column == recipe.baseline}
+    made = []
+    for row, column in dict.fromkeys((w.row, w.column) for w, _ in outcomes):
+        here = [(w, outcome) for w, outcome in outcomes if (w.row, w.column) == (row, column)]
+        values: dict[int, list[float | None]] = {}
+        for work, outcome in here:
+            value = measured(recipe.figure_of(column), outcome, base.get((row, work.seed, work.variant)))
+            values.setdefault(work.seed, []).append(value)
+        means = [statistics.mean(v for v in each if v is not None) for each in values.values() if None not in each]
+        complete = len(means) == len(values)
+        made.append(
+            Cell(
+                row,
+                column,
+                ours=statistics.mean(means) if complete else None,
+                spread=statistics.stdev(means) if complete and len(means) > 1 else None,
+                paper=recipe.paper(row, column),
+                seeds=tuple(values),
+                failed=next((outcome.failed for _, outcome in here if outcome.failed), ""),
+                absent=any(outcome.no_data for _, outcome in here),
+            )
+        )
+    return made
+
+
+def with_verdicts(recipe: Recipe, made: Sequence[Cell], scale: Scale) -> tuple[list[Cell], dict[str, RowVerdict]]:
+    """The cells with their verdicts, and a verdict on each row.
+
+    At the paper's scale a cell is within the tolerance of the paper's value or not. At the reduced scale only the order
+    of methods and the gain over the baseline count. Methods that the paper has closer than the tolerance are a tie.
+    """
+    rows: dict[str, RowVerdict] = {}
+    checked = []
+    for name in dict.fromkeys(cell.row for cell in made):
+        row = {cell.column: cell for cell in made if cell.row == name}
+        base, proposed = row.get(recipe.baseline), row.get(recipe.proposed)
+        checked += [replace(cell, verdict=_verdict(recipe, cell, base, scale)) for cell in row.values()]
+        pairs = [kept for a, b in combinations(row.values(), 2) if (kept := _same_order(recipe, a, b)) is not None]
+        rows[name] = RowVerdict(len(pairs), sum(pairs), _gain(proposed, base, "ours"), _gain(proposed, base, "paper"))
+    return checked, rows
+
+
+def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str:
+    if cell.absent:
+        return "no data"
+    if cell.failed:
+        return "diverged"
+    if cell.ours is None:
+        return "not reached" if recipe.figure_of(cell.column) == "rounds_to_baseline" else "has no such figure"
+    if scale == "paper":
+        if cell.paper is None:
+            return "no value in the paper"
+        return "within" if abs(cell.ours - cell.paper) <= recipe.tolerance else "outside"
+    gain, paper = _gain(cell, base, "ours"), _gain(cell, base, "paper")
+    if cell is base or gain is None or paper is None:
+        return ""
+    if abs(paper) < recipe.tolerance:
+        return "a tie in the paper"
+    kept = gain * paper > 0
+    if (paper > 0) == (recipe.better == "higher"):  # better than the baseline in the paper
+        return "gain kept" if kept else "gain lost"
+    return "loss kept" if kept else "no loss here"
+
+
+def _gain(cell: Cell | None, base: Cell | None, which: str) -> float | None:
+    """The difference of two cells; `which` is "ours" or "paper"."""
+    a, b = getattr(cell, which, None), getattr(base, which, None)
+    return None if a is None or b is None else float(a - b)
+
+
+def _same_order(recipe: Recipe, a: Cell, b: Cell) -> bool | None:
+    """Whether two methods are ordered as in the paper; None if the paper has a tie, or ours has neither value."""
+    if a.paper is None or b.paper is None or abs(a.paper - b.paper) < recipe.tolerance or a.absent or b.absent:
+        return None
+    units = {FIGURES[recipe.figure_of(cell.column)].unit for cell in (a, b)}
+    if len(units) > 1 or a.ours is b.ours is None:
+        return None
+    last = float("-inf") if recipe.better == "higher" else float("inf")  # a method that diverged is behind all others
+    ours = [last if cell.ours is None else cell.ours for cell in (a, b)]
+    return (ours[0] > ours[1]) == (a.paper > b.paper) and ours[0] != ours[1]

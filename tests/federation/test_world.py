@@ -1,0 +1,97 @@
+"""Sites are made from (seed, purpose, client, round) alone; clients and the test set are evaluated piece by piece."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedskew.core.fit import batches
+from fedskew.core.seeding import one_thread, seeded
+from fedskew.core.training import Training
+from fedskew.federation import world as worlds
+from fedskew.federation.world import EVALUATE, World
+from fedskew.methods.fedavg import FedAvg
+from helpers.nets import normed, received, work
+from toys import digits
+
+
+def first_draw(*key: int) -> float:
+    return float(torch.rand((), generator=seeded(*key)))
+
+
+def labels_in_order(world: World, client: int, round: int) -> Tensor:
+    site = world.site(client, round, "train")
+    return torch.cat([y for _, y in batches(site, site.training)])
+
+
+def test_every_number_of_a_key_counts_also_its_sign() -> None:
+    keys = [(0, 1, 2), (1, 1, 2), (0, 2, 2), (0, 1, 3), (0, 1, -2), (0, 1)]
+    assert len({first_draw(*key) for key in keys}) == len(keys)
+    assert first_draw(0, 1, -2) == first_draw(0, 1, -2)
+
+
+def test_one_thread_is_given_back_as_it_was() -> None:
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_client_shuffles_its_samples_anew_in_every_round() -> None:
+    world = digits(FedAvg())
+    assert torch.equal(labels_in_order(world, 0, 1), labels_in_order(world, 0, 1))
+    assert not torch.equal(labels_in_order(world, 0, 1), labels_in_order(world, 0, 2))
+
+
+def test_sites_of_other_clients_purposes_and_seeds_draw_other_numbers() -> None:
+    world = digits(FedAvg())
+    sites = [
+        world.site(0, 0, "train"),
+        world.site(1, 0, "train"),
+        world.site(-1, 0, "train"),
+        world.site(0, 0, "evaluate", EVALUATE),
+        replace(world, seed=1).site(0, 0, "train"),
+    ]
+    assert len({float(torch.rand((), generator=site.rng)) for site in sites}) == len(sites)
+
+
+def test_two_clients_see_one_sample_with_noise_of_their_own() -> None:
+    world = replace(digits(FedAvg()), noise=(0.5,) * 5)
+    one, other, again = (world.pool(torch.tensor([3]), client).take(torch.tensor([0]))[0] for client in (0, 1, 0))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
+def test_a_client_that_never_trained_is_marked() -> None:
+    world = digits(FedAvg())
+    for trained in (True, False):
+        assert world.judge(0, 0, received(world), {}, trained).fallback != trained
+
+
+def test_a_client_with_statistics_of_its_own_is_evaluated_with_them() -> None:
+    """With batch norm kept locally, a model without statistics goes by the batch's; a client's own is used as it is."""
+    world = normed(FedAvg(), training=Training(lr=0.1, batch_size=16, batch_norm="local"))
+    done = work(world, 0, 0, received(world), {})
+    kept = world.judge(0, 0, done.update.payload, done.state, trained=True)
+    strange = {"buffers": done.state["buffers"] | {"body.2.running_mean": torch.full((16,), 1e6)}}
+    moved = world.judge(0, 0, done.update.payload, strange, trained=True)
+    assert moved.personal.loss != kept.personal.loss
+    assert moved.shared == kept.shared
+
+
+def test_the_pieces_of_the_test_set_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 samples in pieces of 30: 30, 30, 30 and 10."""
+    world = digits(FedAvg())
+    whole = world.examine(0, 0, received(world))
+    monkeypatch.setattr(worlds, "CHUNK", 30)
+    assert world.chunks() == 4
+    scores = [world.examine(piece, 0, received(world)) for piece in range(4)]
+    assert [score.samples for score in scores] == [30, 30, 30, 10]
+    summed = scores[0] + scores[1] + scores[2] + scores[3]
+    assert (summed.correct, summed.total) == (whole.correct, whole.total)

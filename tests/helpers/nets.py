@@ -1,0 +1,55 @@
+"""Small nets on the digits, and single steps of a round, for tests of methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedskew.core.method import Method
+from fedskew.core.net import Net
+from fedskew.core.tensors import Payload
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.wire import decode
+from fedskew.federation.world import ClientRound, World
+from toys import digits
+
+
+def small_net(seed: int = 0) -> Net:
+    """8x8 digits, 16 features behind a batch norm with running statistics."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU())
+        return Net(body, nn.Linear(16, 10), 16)
+
+
+def normed(method: Method, **options: Any) -> World:
+    """The digits' world with `small_net`."""
+    return replace(digits(method, **options), make_net=partial(small_net))
+
+
+def two_layers(bias: bool) -> Net:
+    """A net whose head has two layers, the last with or without a bias."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10, bias=bias))
+        return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), head, 16)
+
+
+def received(world: World) -> Payload:
+    """What clients receive in the first round."""
+    return world.method.broadcast(world.method.init_server(world.server_site(0, "init")))
+
+
+def work(world: World, client: int, round: int, broadcast: Payload, state: Payload) -> ClientRound:
+    """One client's round, as the loop would run it."""
+    return world.train_client(client, round, "train", broadcast, state)
+
+
+def state_of(simulation: Simulation, client: int) -> Payload:
+    """What a client has kept; {} if nothing."""
+    blob = simulation.store.get(client)
+    return decode(blob) if blob else {}
