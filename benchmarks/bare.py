@@ -1,7 +1,7 @@
-"""The bare loop: what anyone could write by hand for one workload, without a framework.
+"""The bare loop: FedAvg written by hand for one workload, without a framework, as a baseline for speed.
 
-Two processes of one thread; float images in shared memory, index slices instead of a DataLoader, one net
-per process, weights loaded per client, a weighted sum per process, plain eager steps with torch.optim.SGD.
+Two processes with one thread each; float images in shared memory, index slices instead of a DataLoader, one net per
+process, weights loaded for each client, a weighted sum in each process, plain eager steps with torch.optim.SGD.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from workloads import Workload, cohort, images
 
 
 def lenet() -> nn.Module:
+    """The net "lenet" of the workloads."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
@@ -22,6 +23,7 @@ def lenet() -> nn.Module:
 
 
 def mcmahan() -> nn.Module:
+    """The net "mcmahan" of the workloads: the CNN of the FedAvg paper."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
@@ -33,6 +35,7 @@ NETS = {"lenet": lenet, "mcmahan": mcmahan}
 
 
 def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: Tensor) -> None:  # type: ignore[no-untyped-def]
+    """Run a worker process: train the clients that arrive over the pipe, or evaluate; None ends it."""
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 1 << 30)
     libc.mallopt(-1, 1 << 30)
@@ -64,12 +67,15 @@ def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: 
 
 
 def load(parameters: list[nn.Parameter], sizes: list[int], flat: Tensor) -> None:
+    """Copy a flat vector into parameters of these sizes."""
     with torch.no_grad():
         for p, values in zip(parameters, flat.split(sizes), strict=True):
             p.copy_(values.view_as(p))
 
 
 class Bare:
+    """The bare loop on a workload; has the interface of `Ours`."""
+
     def __init__(self, workload: Workload, processes: int = 2) -> None:
         self.workload = workload
         context = mp.get_context("spawn")
@@ -89,6 +95,7 @@ class Bare:
         self.round()
 
     def round(self, number: int = 0) -> None:
+        """Train one round; `number` determines the cohort."""
         clients = cohort(self.workload, number)
         for i, pipe in enumerate(self.pipes):
             pipe.send(clients[i :: len(self.pipes)])
@@ -97,15 +104,18 @@ class Bare:
         self.shared.copy_(sum(self.totals) / (len(clients) * self.workload.samples))
 
     def evaluate(self) -> None:
+        """Evaluate the model on 10,000 samples, half of them in each process."""
         for pipe in self.pipes:
             pipe.send("evaluate")
         for pipe in self.pipes:
             pipe.recv()
 
     def pids(self) -> list[int]:
+        """The worker processes."""
         return [p.pid for p in self.processes if p.pid]
 
     def close(self) -> None:
+        """End the worker processes."""
         for pipe in self.pipes:
             pipe.send(None)
         for process in self.processes:

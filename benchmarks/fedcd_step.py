@@ -1,4 +1,4 @@
-"""What FedCD costs a client: its time over FedAvg's, whole rounds with every prototype known.
+"""The time of a client's round with FedCD, relative to FedAvg. All prototypes are known.
 
 python benchmarks/fedcd_step.py        goal: at most 1.80
 """
@@ -24,7 +24,7 @@ BATCH, STEPS, TURNS, CLASSES, M = 64, 10, 20, 10, 3
 
 
 def site_of(epochs: int) -> Site:
-    """A client of CIFAR-like noise in the middle of a run."""
+    """A client in the middle of a run, whose samples are noise of the size of CIFAR images."""
     net, rng = build("simple-cnn", (3, 32, 32), CLASSES, seed=0), seeded(0)
     x = torch.randint(256, (BATCH * STEPS, 32, 32, 3), generator=rng, dtype=torch.uint8)
     data = Data(x, torch.arange(len(x)) % CLASSES, torch.arange(len(x)), (0.5,) * 3, (0.25,) * 3)
@@ -35,6 +35,7 @@ def site_of(epochs: int) -> Site:
 
 
 def broadcast_of(site: Site, method: Method) -> Payload:
+    """The broadcast of a method, with random prototypes if it has any."""
     server = method.init_server(site)
     if GROUP in server:
         j = CLASSES * M
@@ -44,7 +45,7 @@ def broadcast_of(site: Site, method: Method) -> Payload:
 
 
 def seconds(site: Site, method: Method, broadcast: Payload) -> float:
-    """Of processor time for one client's round."""
+    """CPU time of one client's round."""
     start = time.process_time()
     method.client(site, broadcast, {})
     return time.process_time() - start
@@ -64,7 +65,7 @@ def main() -> None:
         broadcasts = {name: broadcast_of(site, method) for name, method in methods.items()}
         spent: dict[str, list[float]] = {name: [] for name in methods}
         with one_thread():
-            for _ in range(max(3, TURNS // epochs)):  # interleaved: a busy machine slows all alike
+            for _ in range(max(3, TURNS // epochs)):  # alternating, so that load on the machine affects all methods
                 for name, method in methods.items():
                     spent[name].append(seconds(site, method, broadcasts[name]))
         plain = min(spent.pop("fedavg"))

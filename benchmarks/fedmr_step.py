@@ -1,4 +1,4 @@
-"""What FedMR's two losses cost a client: time of a step with them over time of a step without.
+"""The time of a training step with FedMR's two losses, relative to a step without them.
 
 python benchmarks/fedmr_step.py        goal: at most 1.30 for each
 """
@@ -23,7 +23,7 @@ BATCH, STEPS, TURNS, CLASSES = 128, 5, 20, 10
 
 
 def site_with(projection: bool, held: int) -> Site:
-    """A client of CIFAR-like noise that holds `held` of the classes."""
+    """A client with `held` of the classes, whose samples are noise of the size of CIFAR images."""
     net = build("simple-cnn", (3, 32, 32), CLASSES, seed=0, projection=projection)
     rng = seeded(0)
     x = torch.randint(256, (BATCH * STEPS, 32, 32, 3), generator=rng, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def site_with(projection: bool, held: int) -> Site:
 
 
 def seconds(site: Site, method: FedMR, broadcast: Payload) -> float:
-    """Of processor time for one step; the prototypes' pass over the data is not included."""
+    """CPU time of one step, without the computation of prototypes."""
     site.load(broadcast)
     loss = method.reshaped(site, broadcast)
     start = time.process_time()
@@ -57,7 +57,7 @@ def main() -> None:
         broadcast = site.model() | {GROUP: prototypes_of(site) | {"count": everything}}
         spent: dict[str, list[float]] = {name: [] for name in methods}
         with one_thread():
-            for _ in range(TURNS):  # interleaved: a busy machine slows all alike
+            for _ in range(TURNS):  # alternating, so that load on the machine affects all methods
                 for name, method in methods.items():
                     spent[name].append(seconds(site, method, broadcast))
         plain = min(spent.pop("fedavg"))

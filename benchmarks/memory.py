@@ -1,4 +1,4 @@
-"""Memory does not grow with the population or the cohort: peak resident size, pages shared by processes counted once.
+"""Shows that memory hardly grows with the number of clients or the cohort: peak memory of all processes together.
 
 python benchmarks/memory.py
 """
@@ -37,7 +37,7 @@ CASES: list[tuple[str, Workload, int]] = [  # method, workload, rounds
 
 
 class Watch(threading.Thread):
-    """Samples the memory of this process and the workers."""
+    """A thread that measures the memory of this process and the workers every 0.1 s."""
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(daemon=True)
@@ -47,7 +47,7 @@ class Watch(threading.Thread):
         while self.going:
             pool = self.simulation.pool
             pids = [os.getpid(), *([w.process.pid for w in pool.workers] if pool else [])]
-            with contextlib.suppress(OSError):  # a process that is just ending
+            with contextlib.suppress(OSError):  # a process may have ended meanwhile
                 self.peak = max(self.peak, memory_mb(pids))
             time.sleep(0.1)
 

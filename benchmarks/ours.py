@@ -1,4 +1,4 @@
-"""The simulator on a workload, round by round."""
+"""The simulator on a workload, one round at a time."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ NETS = {"lenet": ("simple-cnn", {"projection": False}), "mcmahan": ("cnn", {})}
 
 
 def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
+    """The world of a workload: client c has the c-th slice of the images. `fast` False uses torch's own layers."""
     x, y = images(workload)
     held = [np.arange(c * workload.samples, (c + 1) * workload.samples) for c in range(workload.clients)]
     name, options = NETS[workload.net]
@@ -36,6 +37,8 @@ def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
 
 
 class Ours:
+    """The simulator on a workload, with `workers` processes and FedAvg unless `method` is given."""
+
     def __init__(
         self, workload: Workload, *, fast: bool = True, method: Method | None = None, workers: int = 2
     ) -> None:
@@ -49,13 +52,17 @@ class Ours:
         self.round()
 
     def round(self, number: int = 0) -> None:
+        """Train the next round. `number` is ignored: the simulator counts rounds itself."""
         self.last = next(self.loop)
 
     def evaluate(self) -> None:
+        """Evaluate the model on the server's test set of 10,000 samples."""
         self.simulation.evaluate(0, self.simulation.world.method.broadcast(self.last.server))
 
     def pids(self) -> list[int]:
+        """The worker processes."""
         return [w.process.pid for w in self.simulation.pool.workers] if self.simulation.pool else []
 
     def close(self) -> None:
+        """End the worker processes."""
         self.simulation.close()

@@ -1,4 +1,4 @@
-"""The workloads that speed is measured on, and what a process costs."""
+"""The workloads on which speed and memory are measured, and the CPU time and memory of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from fedskew.data.sources.loading import load
 
 @dataclass(frozen=True)
 class Workload:
+    """A federated training task."""
+
     name: str
     net: str  # lenet | mcmahan
     clients: int
-    cohort: int
-    samples: int
+    cohort: int  # clients per round
+    samples: int  # per client
     batch: int
     epochs: int = 1
     momentum: float = 0.0
@@ -37,9 +39,9 @@ WORKLOADS = {
 
 
 def images(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, 28, 28, 1] and labels, as many as the clients hold: scikit-learn's digits, enlarged, drawn repeatedly.
+    """Images, uint8 [n, 28, 28, 1], and labels for all clients: scikit-learn's digits, enlarged, with replacement.
 
-    Real images, because time does look at them: pooling noise mispredicts every branch.
+    Real images, because the time depends on them: max pooling of noise mispredicts every branch.
     """
     digits = load("digits")
     small = torch.from_numpy(digits.x_train).permute(0, 3, 1, 2).float()
@@ -49,19 +51,20 @@ def images(workload: Workload, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cohort(workload: Workload, round: int) -> list[int]:
+    """The clients of a round, in order."""
     order = torch.randperm(workload.clients, generator=torch.Generator().manual_seed(round))
     return sorted(order[: workload.cohort].tolist())
 
 
 def cpu_seconds(pids: list[int]) -> float:
-    """User and system time of these processes so far."""
+    """User and system time of these processes so far, in seconds."""
     tick = os.sysconf("SC_CLK_TCK")
     fields = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
     return sum(int(f[11]) + int(f[12]) for f in fields) / tick
 
 
 def memory_mb(pids: list[int]) -> float:
-    """Resident memory of these processes together; pages they share count once."""
+    """Resident memory of these processes together in MB; shared pages count once."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

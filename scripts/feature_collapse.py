@@ -1,10 +1,10 @@
-"""FedMR's motivation as a picture: features of a client that lacks a class, under FedAvg and under FedMR.
+"""Draws the problem that FedMR solves: features of a client that lacks a class, with FedAvg and with FedMR.
 
-Sec. 3.2: three classes, uniform on discs of radius 1/2; three clients with two classes each. Features
-are two-dimensional. Collapse: a class lies along a line (r^2, the squared correlation of the two). Invasion:
-other classes take the place of the one a client lacks (shaded: what the head says there). Printed: means
-over seeds. FedMR ends the collapse on every seed; a client's accuracy on the class it lacks is above
-FedAvg's after 3 rounds (drawn) but below it after 2.
+As in Sec. 3.2 of the paper: three classes, uniform on discs of radius 1/2; three clients with two classes each;
+two-dimensional features. Collapse: the features of a class are close to a line (r^2 is the squared correlation of
+their two dimensions). Invasion: other classes occupy the region of the class that a client lacks (the shading shows
+the prediction of the head). Prints means over seeds. FedMR prevents the collapse with every seed; a client's
+accuracy on the class it lacks is above FedAvg's after 3 rounds (drawn) but below it after 2.
 
 python scripts/feature_collapse.py --out collapse.png
 """
@@ -41,13 +41,17 @@ CASES: dict[str, tuple[Method, list[Any]]] = {
 
 
 def net(seed: int) -> Net:
+    """An MLP with two-dimensional features."""
     torch.manual_seed(seed)
     body = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
     return Net(body, nn.Linear(2, 3), 2)
 
 
 def trained(method: Method, classes: list[tuple[int, ...]], seed: int) -> tuple[World, dict[str, Payload]]:
-    """A world with a client for each tuple; the first one's model after its last round, and the server's."""
+    """Train with one client per tuple of classes; returns the world, and the last models of client 1 and the server.
+
+    The model of client 1 is the one after its last local training.
+    """
     y = torch.arange(3).repeat_interleave(EACH)
     turn, far = torch.rand(2, len(y), generator=seeded(seed))
     x = CENTRES[y] + torch.view_as_real(torch.polar(far.sqrt() / 2, 2 * math.pi * turn))
@@ -62,7 +66,7 @@ def trained(method: Method, classes: list[tuple[int, ...]], seed: int) -> tuple[
 
 
 def measured(world: World, model: Payload) -> tuple[Net, Tensor, list[float]]:
-    """The net, all samples' features, and r^2 of the first client's classes with the accuracy of each class."""
+    """(net, features of all samples, [r^2 of the first client's classes, accuracy of each class])."""
     site = world.site(0, ROUNDS, "evaluate")
     frozen: Net = site.frozen(model)
     z, y = site.infer(frozen.body, world.pool(torch.arange(len(world.y)))), world.y
@@ -71,10 +75,11 @@ def measured(world: World, model: Payload) -> tuple[Net, Tensor, list[float]]:
 
 
 def draw(panel: Any, frozen: Net, z: Tensor, y: Tensor) -> None:
+    """Draw the features and, as shading, the class that the head predicts at each point."""
     line = torch.linspace(-1.15, 1.15, 200) * (z - z.mean(0)).abs().max()  # one scale for both dimensions
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=2) + z.mean(0)
-    said = frozen.head(grid).argmax(2)
-    panel.contourf(*grid.permute(2, 0, 1), said, levels=[-0.5, 0.5, 1.5, 2.5], colors=COLOURS, alpha=0.15)
+    predicted = frozen.head(grid).argmax(2)
+    panel.contourf(*grid.permute(2, 0, 1), predicted, levels=[-0.5, 0.5, 1.5, 2.5], colors=COLOURS, alpha=0.15)
     for c, colour in enumerate(COLOURS):
         panel.scatter(*z[y == c].T, s=5, color=colour, label=f"class {c + 1}")
     panel.set_aspect("equal")
@@ -82,17 +87,18 @@ def draw(panel: Any, frozen: Net, z: Tensor, y: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--out", default="collapse.png")
+    parser.add_argument("--out", default="collapse.png", help="file to write")
     out = parser.parse_args().out
-    figure, words = Figure(figsize=(12, 8.4), layout="constrained"), "r^2 {:.2f}, accuracy {:.2f} {:.2f} {:.2f}"
+    figure, summary = Figure(figsize=(12, 8.4), layout="constrained"), "r^2 {:.2f}, accuracy {:.2f} {:.2f} {:.2f}"
     panels = figure.subplots(2, len(CASES))
     for column, (title, (method, classes)) in enumerate(CASES.items()):
         runs = [trained(method, classes, seed) for seed in range(SEEDS)]
         for panel, who in zip(panels[:, column], ("client 1", "server"), strict=True):
-            seen = [measured(world, models[who]) for world, models in runs]
-            print(f"{title:32}{who:10}", words.format(*torch.tensor([values for *_, values in seen]).mean(0).tolist()))
-            draw(panel, *seen[0][:2], runs[0][0].y)
-            panel.set_title(f"{title}\n{who}: {words.format(*seen[0][2])}", fontsize=10)
+            results = [measured(world, models[who]) for world, models in runs]
+            means = torch.tensor([values for *_, values in results]).mean(0).tolist()
+            print(f"{title:32}{who:10}", summary.format(*means))
+            draw(panel, *results[0][:2], runs[0][0].y)
+            panel.set_title(f"{title}\n{who}: {summary.format(*results[0][2])}", fontsize=10)
     panels[0, 0].legend(loc="best", fontsize=8)
     figure.savefig(out, dpi=100)
 

@@ -1,14 +1,15 @@
-"""FedPG's pictures and costs: what its virtual images are, what they do to features and to clients, what they cost.
+"""Figures on FedPG: its virtual images, their effect on features and on clients, and their cost.
 
     python scripts/fedpg_study.py                                               # digits, about a minute
     python scripts/fedpg_study.py --data fmnist --split sample:keep=3000+two-class
 
-Into --out: `images.png`, virtual images of each class under both presets, with the share of them whose feature is
-nearest to their own class's real prototype, and what a fresh net that sees nothing else has on real test images;
-`features.png`, t-SNE of the test set's features under the global models of FedAvg and FedPG (the paper's Fig. 6 a, c);
-`classes.png`, the accuracy of every client's model by class, on the balanced test set, at the end of its last local
-training (Fig. 6 b); `cost.png`, CPU seconds a round on the server and on all its clients (Table 3). The energy is CPU
-seconds times --watts, one core's share: an estimate, not a measurement.
+Writes to the folder --out:
+images.png    virtual images of each class with both presets. The title has the share of them whose feature is
+              closest to the real prototype of their class, and the test accuracy of a new net trained on them alone.
+features.png  t-SNE of the test set's features with the global models of FedAvg and FedPG (the paper's Fig. 6 a, c).
+classes.png   accuracy by class of every client's model on the test set after its last local training (Fig. 6 b).
+cost.png      CPU seconds per round on the server and on all clients (Table 3). The printed energy is an estimate:
+              CPU seconds times --watts.
 """
 
 from __future__ import annotations
@@ -47,37 +48,40 @@ METHODS: dict[str, Method] = {
     "FedPG, preset paper": FedPG(preset="paper"),
     "FedPG, gen cnn": FedPG(gen="cnn"),
 }
-COLUMNS, POINTS = 10, 600  # virtual images of a class that are shown; test samples in a t-SNE
+COLUMNS, POINTS = 10, 600  # virtual images shown of a class; test samples in a t-SNE
 
 
 @dataclass
 class Outcome:
-    """A method carried out: the server's last state, the clients' last models, what a round cost."""
+    """The outcome of a run of one method."""
 
     method: Method
     world: World
-    server: Payload
-    clients: dict[int, Payload]
-    server_seconds: float  # of CPU time, a round
-    client_seconds: float
+    server: Payload  # the server's last state
+    clients: dict[int, Payload]  # the clients' last models
+    server_seconds: float  # CPU time per round
+    client_seconds: float  # CPU time per round, over all clients
     bytes_down: dict[str, int]  # to one client in the last round
 
     def test(self) -> Data:
+        """The server's test set."""
         return self.world.test_set(0, len(self.world.y_test))
 
     def by_class(self, model: Payload) -> list[float]:
+        """The test accuracy of a model for each class."""
         site = self.world.server_site(0, "evaluate")
         return [a or 0.0 for a in per_class(score(site.frozen(model), self.test(), self.world.classes))]
 
 
-def carried_out(experiment: Experiment) -> Outcome:
-    setting = assemble(experiment)
-    method, world = experiment.method, setting.world
+def train(experiment: Experiment) -> Outcome:
+    """Run an experiment in this process and measure CPU time."""
+    assembled = assemble(experiment)
+    method, world = experiment.method, assembled.world
     server = method.init_server(world.server_site(0, "init"))
     at_clients = at_server = 0.0
     for round in range(experiment.rounds):
         broadcast, began = method.broadcast(server), time.process_time()
-        updates = {c: world.train_client(c, round, "train", broadcast, {}).update for c in setting.cohort(round)}
+        updates = {c: world.train_client(c, round, "train", broadcast, {}).update for c in assembled.cohort(round)}
         trained = time.process_time()
         server = method.aggregate(world.server_site(round, "train"), server, iter(updates.values()))
         at_clients += trained - began
@@ -88,7 +92,7 @@ def carried_out(experiment: Experiment) -> Outcome:
 
 
 def draw_images(panel: Any, outcome: Outcome) -> str:
-    """A row of virtual images for each class; what the frozen extractor thinks of them all."""
+    """Draw a row of virtual images for each class; returns the title."""
     method, world, images = outcome.method, outcome.world, outcome.server[VIRTUAL]["images"]
     assert isinstance(method, FedPG)
     site = world.server_site(0, "evaluate")
@@ -101,12 +105,12 @@ def draw_images(panel: Any, outcome: Outcome) -> str:
     panel.imshow(picture, cmap="gray", vmin=0, vmax=1)
     rows = range(world.classes)
     panel.set(xticks=[], yticks=[(row + 0.5) * height for row in rows], yticklabels=rows, ylabel="class")
-    alone = f"a net taught by them alone: {100 * taught(outcome):.1f} %"
-    return f"{100 * near:.0f} % nearest to their own prototype, {alone}"
+    alone = f"a net trained on them alone: {100 * accuracy_of_virtual_training(outcome):.1f} %"
+    return f"{100 * near:.0f} % closest to the prototype of their class, {alone}"
 
 
-def taught(outcome: Outcome) -> float:
-    """The test accuracy of a fresh net after 20 passes over the virtual images alone."""
+def accuracy_of_virtual_training(outcome: Outcome) -> float:
+    """The test accuracy of a new net after 20 epochs on the virtual images alone."""
     method, world, images = outcome.method, outcome.world, outcome.server[VIRTUAL]["images"]
     assert isinstance(method, FedPG)
     site, labels = world.server_site(0, "train"), virtual_labels(world.classes, method.n_v)
@@ -117,7 +121,7 @@ def taught(outcome: Outcome) -> float:
 
 
 def tiled(grid: Tensor) -> Tensor:
-    """[rows, columns, channels, h, w] in [-1, 1] as one picture in [0, 1], a border of one pixel between."""
+    """[rows, columns, channels, h, w] in [-1, 1] as one picture in [0, 1] with white lines between the images."""
     framed = torch.nn.functional.pad((grid + 1) / 2, (1, 1, 1, 1), value=1.0)
     rows, columns, channels, h, w = framed.shape
     picture = framed.permute(0, 3, 1, 4, 2).reshape(rows * h, columns * w, channels)
@@ -125,6 +129,7 @@ def tiled(grid: Tensor) -> Tensor:
 
 
 def draw_features(panel: Any, outcome: Outcome) -> str:
+    """Draw a t-SNE of the features of test samples; returns the title."""
     site, test = outcome.world.server_site(0, "evaluate"), outcome.test()
     some = test.part(torch.arange(min(POINTS, len(test))))
     z = site.infer(site.frozen(outcome.server).body, some)
@@ -136,6 +141,7 @@ def draw_features(panel: Any, outcome: Outcome) -> str:
 
 
 def draw_classes(panel: Any, outcome: Outcome) -> str:
+    """Draw the accuracy of each client's model by class; returns the title."""
     table = torch.tensor([outcome.by_class(model) for model in outcome.clients.values()])
     shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto")
     panel.figure.colorbar(shown, ax=panel, label="accuracy")
@@ -145,7 +151,8 @@ def draw_classes(panel: Any, outcome: Outcome) -> str:
 
 
 def draw_cost(panel: Any, outcomes: dict[str, Outcome], watts: float, rounds: int) -> None:
-    print(f"{'CPU seconds a round':26}{'server':>8}{'clients':>9}{'Wh in all':>11}{'bytes to a client':>19}")
+    """Print and draw the costs of each method."""
+    print(f"{'CPU seconds per round':26}{'server':>8}{'clients':>9}{'Wh in all':>11}{'bytes to a client':>19}")
     for name, outcome in outcomes.items():
         both = outcome.server_seconds + outcome.client_seconds
         energy = both * rounds * watts / 3600
@@ -155,7 +162,7 @@ def draw_cost(panel: Any, outcomes: dict[str, Outcome], watts: float, rounds: in
         heights = [getattr(o, part) for o in outcomes.values()]
         below = [o.client_seconds if bottom else 0 for o in outcomes.values()]
         panel.bar(range(len(outcomes)), heights, bottom=below, label=part.split("_")[0])
-    panel.set(xticks=range(len(outcomes)), xticklabels=list(outcomes), ylabel="CPU seconds a round")
+    panel.set(xticks=range(len(outcomes)), xticklabels=list(outcomes), ylabel="CPU seconds per round")
     panel.legend()
 
 
@@ -168,8 +175,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--watts", type=float, default=10.0, help="of one busy core")
-    parser.add_argument("--out", type=Path, default=Path("fedpg"))
+    parser.add_argument("--watts", type=float, default=10.0, help="power of one busy core")
+    parser.add_argument("--out", type=Path, default=Path("fedpg"), help="folder to write to")
     return parser.parse_args()
 
 
@@ -180,7 +187,7 @@ def main() -> None:
         data=given.data, split=given.split, model=given.model, rounds=given.rounds, seed=given.seed, training=training
     )
     with one_thread():
-        outcomes = {name: carried_out(replace(base, method=method)) for name, method in METHODS.items()}
+        outcomes = {name: train(replace(base, method=method)) for name, method in METHODS.items()}
     given.out.mkdir(parents=True, exist_ok=True)
     panels: dict[str, tuple[Any, list[str]]] = {
         "images": (draw_images, ["FedPG", "FedPG, preset paper"]),
@@ -190,9 +197,9 @@ def main() -> None:
     for part, (draw, names) in panels.items():
         figure = Figure(figsize=(10, 5.4), layout="constrained")
         for panel, name in zip(figure.subplots(1, 2), names, strict=True):
-            said = draw(panel, outcomes[name])
-            panel.set_title(f"{name}\n{said}", fontsize=8)
-            print(f"{part:9} {name:20} {said}")
+            title = draw(panel, outcomes[name])
+            panel.set_title(f"{name}\n{title}", fontsize=8)
+            print(f"{part:9} {name:20} {title}")
         figure.savefig(given.out / f"{part}.png", dpi=110)
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     draw_cost(figure.subplots(), outcomes, given.watts, given.rounds)
@@ -203,5 +210,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UsageError as mistake:
-        raise SystemExit(f"error: {mistake}") from None
+    except UsageError as error:
+        raise SystemExit(f"error: {error}") from None

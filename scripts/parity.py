@@ -1,7 +1,7 @@
-"""The same run twice: in one process, and between a server and three sites over TLS with keys. Are the bits the same?
+"""Compares the same run in one process, and between a server and three sites over TLS: results must be bit-identical.
 
 python scripts/parity.py                        all five methods
-python scripts/parity.py fedavg fedcrc          these
+python scripts/parity.py fedavg fedcrc          only these
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any
 
 from trial import Trial, end_tidily
 
-from fedskew.deploy.child import Child
+from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.experiment.config import from_dict
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 from fedskew.methods import REGISTRY
 
-METHODS = {  # what each must carry beyond FedAvg
+METHODS = {  # what each of them tests
     "fedavg": "the model",
     "scaffold": "clients' states",
     "fedcd": "extra tensors",
     "fedcrc": "personal parts",
     "fedddc": "training on the server",
 }
-SAME = ("digest", "model_digest", "metrics", "clients")
+COMPARED = ("digest", "model_digest", "metrics", "clients")
 
 
 def settings(method: str, rounds: int) -> dict[str, Any]:
+    """The settings of the run, as in TOML."""
     split = "dirichlet:alpha=0.5,clients=3"
     if REGISTRY[method].public:
         split = f"public:per_class=5+{split}"
@@ -38,9 +39,9 @@ def settings(method: str, rounds: int) -> dict[str, Any]:
 
 
 def compare(folder: Path, method: str, rounds: int = 3, stranger: bool = False) -> tuple[list[str], float]:
-    """What differs between the two runs, and the seconds a round took over the network.
+    """(names of the fields that differ between the two runs, median seconds of a round between sites).
 
-    `stranger`: a node whose key the server does not know must be turned away meanwhile.
+    With `stranger`, a node with an unknown key tries to join meanwhile, and must be refused.
     """
     experiment = from_dict(settings(method, rounds))
     alone = Run(experiment)
@@ -52,7 +53,7 @@ def compare(folder: Path, method: str, rounds: int = 3, stranger: bool = False) 
         server, port = trial.serve("--config", str(config), "--out", str(folder / "run"))
         sites = [trial.join(site, port, "--data", "digits") for site in trial.sites]
         if stranger:
-            knock(trial, port)
+            check_stranger_is_refused(trial, port)
         if server.end():
             raise RuntimeError(server.output())
         for site in sites:
@@ -60,43 +61,42 @@ def compare(folder: Path, method: str, rounds: int = 3, stranger: bool = False) 
             site.end(15)
         result = trial.result("run")
     assert alone.result is not None
-    differ = [word for word in SAME if result[word] != alone.result.as_dict()[word]]
+    differ = [field for field in COMPARED if result[field] != alone.result.as_dict()[field]]
     records = read_run(folder / "run").records
     if [record.metrics for record in records] != expected:
         differ.append("the records' metrics")
     return differ, statistics.median(record.seconds for record in records)
 
 
-def knock(trial: Trial, port: str) -> None:
-    """A node with the right authority and a key of its own making."""
-    keys = Child("keys", {"hosts": [], "sites": ["stranger"]}, None)
-    made = keys.hear(60)
+def check_stranger_is_refused(trial: Trial, port: str) -> None:
+    """Try to join with the right authority's certificate and a new key; RuntimeError if the server accepts it."""
+    keys = FlowerProcess("keys", {"hosts": [], "sites": ["stranger"]}, None)
+    made = keys.receive(60)
     keys.close()
     assert made is not None
     authority = (trial.folder / "certs" / trial.sites[0] / "ca.crt").read_text()
-    door = {"server": f"127.0.0.1:{port}", "insecure": False, "ca": authority}
-    stranger = Child("carrier", door | {"key": made[0]["sites"]["stranger"]["key"]}, None)
-    told = stranger.hear(60)
+    config = {"server": f"127.0.0.1:{port}", "insecure": False, "ca": authority}
+    stranger = FlowerProcess("carrier", config | {"key": made[0]["sites"]["stranger"]["key"]}, None)
+    frame = stranger.receive(60)
     stranger.close()
-    if told is None or "does not know this key" not in told[0].get("text", ""):
-        raise RuntimeError(f"a stranger was not turned away: {told}")
+    if frame is None or "does not know this key" not in frame[0].get("text", ""):
+        raise RuntimeError(f"a node with an unknown key was not refused: {frame}")
 
 
 def main() -> None:
     end_tidily()
-    asked = sys.argv[1:] or list(METHODS)
-    wrong = 0
-    for method in asked:
+    failures = 0
+    for method in sys.argv[1:] or METHODS:
         if method not in REGISTRY:
-            print(f"{method}: is not there")
-            wrong += 1
+            print(f"{method}: unknown method")
+            failures += 1
             continue
         with tempfile.TemporaryDirectory() as folder:
             differ, seconds = compare(Path(folder) / method, method)
-        verdict = f"DIFFERENT: {', '.join(differ)}" if differ else "the same bits"
-        print(f"{method} ({METHODS.get(method, '')}): {verdict}; {seconds:.1f} s a round", flush=True)
-        wrong += bool(differ)
-    raise SystemExit(wrong)
+        outcome = f"DIFFERENT: {', '.join(differ)}" if differ else "bit-identical"
+        print(f"{method} ({METHODS.get(method, '')}): {outcome}; {seconds:.1f} s per round", flush=True)
+        failures += bool(differ)
+    raise SystemExit(failures)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""How far the predictors of two clients drift apart: the study of Fig. 1 of FedCRC.
+"""How far the heads of two clients drift apart in local training: the study of FedCRC's Fig. 1.
 
     python scripts/predictor_distance.py                  # digits, seconds
     python scripts/predictor_distance.py --data mnist     # the paper's, with its four-layer CNN
 
-Two clients train from one common model, pre-trained on all the data, and we follow the L2 distance of
-their heads over the updates, with IID and with skewed shares. The paper does not say for how long the
-model was pre-trained, nor the learning rate; "two clients train predictors" is read as: the head alone
-(`--part all` trains the whole net).
+Two clients start from one model that was pre-trained on all data. The script draws the L2 distance of their heads
+over the updates, with IID and with skewed data. The paper does not give the length of pre-training and the learning
+rate. "Two clients train predictors" is taken to mean the head alone (`--part all` trains the whole net).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PARTS = {"head": "head.", "all": ""}
 
 
 def pretrained(experiment: Experiment, epochs: int) -> Payload:
-    """The common model: trained on all the data in one place."""
+    """A model trained on all data."""
     site = assemble(replace(experiment, split="iid:clients=1")).world.site(0, 0, "train")
     site.load()
     fit(site, site.loss, epochs=epochs)
@@ -45,24 +44,24 @@ def pretrained(experiment: Experiment, epochs: int) -> Payload:
 
 
 def heads(site: Site, start: Payload, part: str, updates: int) -> Tensor:
-    """The head before every update and after the last  # [updates + 1, parameters of the head]."""
-    seen = []
+    """The parameters of the head before every update and after the last: [updates + 1, parameters]."""
+    history = []
 
-    def look(net: Net) -> None:
-        seen.append(parameters_to_vector(net.head.parameters()).detach().clone())
+    def record(net: Net) -> None:
+        history.append(parameters_to_vector(net.head.parameters()).detach().clone())
 
     def loss(net: Net, x: Tensor, y: Tensor) -> Tensor:
-        look(net)
+        record(net)
         return site.loss(net, x, y)
 
     site.load(start)
     fit(site, loss, train=PARTS[part], steps=updates)
-    look(site.net)
-    return torch.stack(seen)
+    record(site.net)
+    return torch.stack(history)
 
 
 def distances(experiment: Experiment, start: Payload, part: str, updates: int) -> Tensor:
-    """|theta_0 - theta_1| of the two clients  # [updates + 1]."""
+    """The distances |theta_0 - theta_1| between the heads of the two clients: [updates + 1]."""
     world = assemble(experiment).world
     first, second = (heads(world.site(client, 0, "train"), start, part, updates) for client in (0, 1))
     apart: Tensor = (first - second).norm(dim=1)
@@ -72,15 +71,15 @@ def distances(experiment: Experiment, start: Payload, part: str, updates: int) -
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", default="digits")
-    parser.add_argument("--model", help="default: cnn4 on mnist, as in the paper, else auto")
-    parser.add_argument("--alpha", type=float, default=0.1, help="of the skewed shares; the paper's beta")
-    parser.add_argument("--part", choices=PARTS, default="head", help="what the clients train")
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=1, help="of pre-training")
+    parser.add_argument("--model", help="default: cnn4 for mnist, as in the paper, otherwise auto")
+    parser.add_argument("--alpha", type=float, default=0.1, help="of the Dirichlet split; the paper's beta")
+    parser.add_argument("--part", choices=PARTS, default="head", help="the part of the net that clients train")
+    parser.add_argument("--updates", type=int, default=200, help="local updates of each client")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of pre-training")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("predictor_distance.png"))
+    parser.add_argument("--out", type=Path, default=Path("predictor_distance.png"), help="file to write")
     return parser.parse_args()
 
 
@@ -106,5 +105,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UsageError as mistake:
-        raise SystemExit(f"error: {mistake}") from None
+    except UsageError as error:
+        raise SystemExit(f"error: {error}") from None

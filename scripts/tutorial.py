@@ -1,4 +1,4 @@
-"""Does what docs/deployment.md says, command by command, in an empty folder and on a free port."""
+"""Runs the commands of docs/deployment.md, one after another, in an empty folder and on a free port."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "deployment.md"
 
 
 def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return str(door.getsockname()[1])
+    """A port that no process listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
 
 
 def main() -> None:
@@ -46,7 +47,8 @@ def main() -> None:
                     raise RuntimeError(process.output())
                 print(process.output())
             result = json.loads(Path("runs/hospitals/result.json").read_text())
-            print(f"own models, mean over hospitals: {result['metrics']['clients']['personal']['mean']:.3f}")
+            accuracy = result["metrics"]["clients"]["personal"]["mean"]
+            print(f"accuracy of the personal models, mean over hospitals: {accuracy:.3f}")
         finally:
             for process in running:
                 if process.process.poll() is None:
