@@ -177,7 +177,7 @@ def test_a_site_that_pushes_more_than_the_limit_is_left_out_at_once() -> None:
     """100 bytes are allowed, and what one request may have on top: then its message is given up."""
     made, pipe = a_link()
     dropped: list[str] = []
-    made._clear = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
+    made._delete = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
     made.out = {"mine": link.Sent(1, 7), "another's": link.Sent(1, 8)}
     guard = gate.Gate(None, made)
     assert guard.refusal(PUSH, request(size=gate.REQUEST), "p") is None
