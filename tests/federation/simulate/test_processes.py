@@ -18,10 +18,11 @@ from fedskew.core.method import Method
 from fedskew.core.settings import UsageError
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
-from fedskew.federation.simulate.jobs import Job
+from fedskew.federation.simulate.jobs import Job, Result
 from fedskew.federation.simulate.processes import Worker, Workers
 from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.simulate.window import Window
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
 from helpers.processes import alive, leftovers, train
@@ -85,17 +86,18 @@ def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch)
     with Simulation(world, workers=2) as simulation:
         pool = simulation.pool
         assert isinstance(pool, Workers)
-        most, collect = 0, pool._hand_out
+        held, collect = [], pool._collect
 
-        def watched(jobs, waiting, end, *rest):  # type: ignore[no-untyped-def]
-            nonlocal most
-            collect(jobs, waiting, end, *rest)
-            taken = [p for p in range(len(jobs)) if p not in waiting]
-            most = max(most, max(taken, default=0) - (end - 8))
+        def watched(seconds: float, window: Window, tries: list[int]) -> list[tuple[int, Result]]:
+            found = collect(seconds, window, tries)
+            held.append(window.entered - len(window.heap))  # jobs that were given out
+            return found
 
-        monkeypatch.setattr(pool, "_hand_out", watched)
-        train(simulation, 1)
-        assert most < 8
+        monkeypatch.setattr(pool, "_collect", watched)
+        results = pool.map([Job("train", 0, "train", c, 1) for c in range(40)], simulation.world.initial, lambda c: b"")
+        for passed_on, _ in enumerate(results):
+            assert max(held) <= passed_on + 8  # four a worker
+        assert max(held) == 40
 
 
 def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() -> None:
@@ -111,7 +113,7 @@ def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() 
         drawer = SlotFiles(pool.folder, "state")
         pool.workers = [Worker(n, None, Pipe(), [0, 1], drawer, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
         jobs = [Job("train", 0, "train", client, weight) for client, weight in enumerate([1, 5, 3, 9])]
-        pool._hand_out(jobs, [0, 1, 2, 3], 3, 1, ["broadcast", 0, 1], lambda client: b"")
+        pool._hand_out(Window(jobs, 3), 1, ["broadcast", 0, 1], lambda client: b"")
         assert sent == [5, 3]
         assert [[place for place, _ in worker.running] for worker in pool.workers] == [[1], [2]]
     finally:
@@ -143,6 +145,7 @@ ORPHAN = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.simulate.window import Window
 from fedskew.methods.fedavg import FedAvg
 from toys import digits
 from helpers.processes import train
