@@ -87,6 +87,18 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     assert load(f"{folder}?size=5").shape == (3, 5, 5)
 
 
+def test_resized_images_are_interpolated(tmp_path: Path) -> None:
+    """A chequerboard of 0 and 255 at half its size is grey."""
+    board = (np.indices((8, 8)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    for label in ("a", "b"):
+        (tmp_path / "boards" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(board).save(tmp_path / "boards" / label / f"{i}.png")
+    data = load(f"{tmp_path / 'boards'}?size=4")
+    assert data.x_train.shape[1:] == (4, 4, 1)
+    assert 100 < data.x_train.min() <= data.x_train.max() < 155
+
+
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [("size=0", "size='0'"), ("size=big", "size='big'"), ("sise=3", "did you mean 'size'")],

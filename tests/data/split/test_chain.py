@@ -147,6 +147,25 @@ def test_another_seed_gives_another_split(text: str) -> None:
     assert any(sorted(a) != sorted(b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label-k:clients=4,k=4",
+        "shards:clients=4,per_client=4,pure=true",
+        "two-class",
+        "subset:clients=4",
+        "dirichlet-mix",
+    ],
+)
+def test_which_samples_of_a_class_a_client_gets_is_random(text: str) -> None:
+    """Unshuffled, the samples of one class on one client would be neighbours in the pool."""
+    y = balanced(4, 100)
+    for samples in make_partition(text, y, seed=0).clients:
+        for c in range(4):
+            of_class = np.sort(samples[y[samples] == c])
+            assert len(of_class) < 5 or (np.diff(of_class) > 1).any()
+
+
 def test_a_client_s_samples_are_not_in_the_order_of_their_labels() -> None:
     y = balanced(10, 1000)
     for text in ("pcdd:classes=5", "subset", "shards:per_client=5"):

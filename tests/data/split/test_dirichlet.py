@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedskew.core.settings import UsageError
-from fedskew.data.split.allotment import capped_table, fill_requests, renormalised, sizes_from_shares
+from fedskew.data.split.allotment import capped_table, fill_requests, redraw, renormalised, sizes_from_shares
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.dirichlet import GroupedEqual
 from helpers.splits import CIFAR10, Labels, balanced, labels, quick, sizes, table
@@ -128,6 +128,13 @@ def test_a_minimum_that_cannot_be_reached_says_the_largest_that_can() -> None:
             make_partition(f"{partitioner}:min=50", y, seed=0)
         with pytest.raises(UsageError, match=r"min=6 was not reached in 1000 draws, the largest minimum .* was [0-5];"):
             make_partition(f"{partitioner}:min=6,alpha=0.5", y, seed=0)
+
+
+def test_redraw_counts_what_it_rejects_and_reports_the_best_if_all_fail() -> None:
+    """Draws 1, 4, 2: with 4 wanted the first is rejected; with 5 wanted all three are, and the best is 4."""
+    assert redraw(iter([1, 4, 2]).__next__, int, 4, 3, "") == (4, 1)
+    with pytest.raises(UsageError, match="3 draws, best 4"):
+        redraw(iter([1, 4, 2]).__next__, int, 5, 3, "{tries} draws, best {best}")
 
 
 def test_grouped_equal_sizes_are_equal_and_skew_is_left() -> None:

@@ -139,6 +139,12 @@ def test_subset_gives_the_dominant_class_its_true_share(N: int) -> None:
     assert found.min() >= 1
 
 
+def test_subset_shares_by_hand() -> None:
+    """Two classes of 100 over two clients with share .75: each has 75 of its main class and 25 of the other."""
+    y = balanced(2, 100)
+    assert table(make_partition("subset:clients=2,share=0.75", y, seed=0), y).tolist() == [[75, 25], [25, 75]]
+
+
 def test_subset_notes_classes_too_small_for_every_client() -> None:
     assert make_partition("subset", balanced(10, 60), seed=0).notes == (
         "10 classes have too few samples to be on every client",
@@ -159,3 +165,9 @@ def test_natural_gives_all_samples_of_the_chosen_owners() -> None:
         for s in range(20)
     }
     assert chosen == {"[[1, 3, 6], [2, 5]]", "[[1, 3, 6], [0, 7]]", "[[2, 5], [0, 7]]"}
+
+
+def test_owners_stay_with_their_samples_after_a_cut() -> None:
+    owners = np.random.RandomState(1).permutation(np.repeat(np.arange(5), 20))
+    partition = make_partition("sample:keep=60+natural", np.zeros(100, int), seed=0, owners=owners)
+    assert [set(owners[samples]) for samples in partition.clients] == [{0}, {1}, {2}, {3}, {4}]
