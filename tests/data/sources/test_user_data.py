@@ -52,7 +52,7 @@ def test_pixels_and_labels_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path, test: str) -> None:
+def test_train_and_test_folders_give_the_two_parts(tmp_path: Path, test: str) -> None:
     image_folder(tmp_path / "train", {"a": 3, "bb": 3})
     image_folder(tmp_path / test, {"a": 1, "bb": 2})
     data = load(f"{tmp_path}")

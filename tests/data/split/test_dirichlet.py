@@ -197,14 +197,14 @@ def test_dirichlet_mix_with_prior_is_more_skewed_by_the_factor_of_classes() -> N
     assert held["alpha=1"].mean() > held["alpha=0.1"].mean() + 2
 
 
-def test_dirichlet_mix_does_not_leave_the_leftovers_to_the_last_clients() -> None:
+def test_dirichlet_mix_gives_early_and_late_clients_as_much_of_a_small_class() -> None:
     """A class of a tenth: both halves of the clients get about as much of it."""
     y = np.repeat([0, 1, 2], [4500, 4500, 1000])
     mix = table(make_partition("dirichlet-mix:alpha=1,clients=200", y, seed=0), y)
     assert abs(mix[:100, 2].sum() - mix[100:, 2].sum()) < 200
 
 
-def test_a_stock_too_small_is_shared_among_those_who_asked() -> None:
+def test_requests_beyond_the_stock_are_filled_in_part_at_random() -> None:
     rng = np.random.RandomState(0)
     assert fill_requests(np.array([2, 0, 3]), 5, rng).tolist() == [2, 0, 3]
     got = np.mean([fill_requests(np.array([20, 0, 60]), 40, rng) for _ in range(50)], axis=0)

@@ -79,7 +79,7 @@ def test_label_k_with_too_few_clients_says_so_or_assigns_every_class() -> None:
         assert sum(sizes(make_partition("label-k:clients=4,k=2", y, seed=seed))) == 100
 
 
-def test_a_client_without_a_sample_is_a_mistake_and_a_thin_class_a_note() -> None:
+def test_a_client_without_a_sample_is_an_error_and_a_class_too_small_for_its_clients_a_note() -> None:
     """Class 1 has two samples for its owners: with one class each some get none."""
     y = np.repeat([0, 1], [50, 2])
     with pytest.raises(UsageError, match="clients without a sample"):
