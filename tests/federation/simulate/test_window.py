@@ -15,18 +15,18 @@ def test_the_largest_job_of_the_window_goes_first_and_the_earlier_of_two_alike()
     window = Window(jobs(1, 5, 5, 9), 3)
     assert [window.take() for _ in range(3)] == [1, 2, 0]
     assert not window
-    window.open_until(1)
+    window.advance(1)
     assert window.take() == 3
     assert not window
 
 
 def test_the_window_moves_with_the_results_and_never_back() -> None:
     window = Window(jobs(*range(10)), 2)
-    window.open_until(3)  # places 0 to 4 may start
-    window.open_until(1)
+    window.advance(3)  # places 0 to 4 may start
+    window.advance(1)
     assert sorted(window.take() for _ in range(5)) == [0, 1, 2, 3, 4]
     assert not window
-    window.open_until(100)
+    window.advance(100)
     assert sorted(window.take() for _ in range(5)) == [5, 6, 7, 8, 9]
 
 
