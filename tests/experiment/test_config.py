@@ -117,10 +117,10 @@ def test_the_closing_figures_are_sums_over_rounds_and_clients() -> None:
     run = fedskew.run(replace(SMALL, trouble=Trouble(fault="nan:client=1+nan:client=2,round=1")))
     records = list(run)
     assert [len(record.lost) for record in records] == [1, 2]
-    assert run.result["lost"] == 3
-    assert run.result["bytes_up"] == sum(sum(record.bytes_up.values()) for record in records)
-    assert run.result["bytes_down"] == sum(sum(record.bytes_down.values()) for record in records)
-    assert run.result["client_seconds"] == sum(record.client_seconds for record in records)
+    assert run.result.lost == 3
+    assert run.result.bytes_up == sum(sum(record.bytes_up.values()) for record in records)
+    assert run.result.bytes_down == sum(sum(record.bytes_down.values()) for record in records)
+    assert run.result.client_seconds == sum(record.client_seconds for record in records)
 
 
 def test_a_method_that_needs_public_data_says_how_to_give_it() -> None:
