@@ -2,7 +2,7 @@
 
 import torch
 
-from fedskew.core.method import Update, mean
+from fedskew.core.method import Update, mean_of
 from fedskew.core.tensors import Tensors
 
 
@@ -12,6 +12,6 @@ def test_a_mean_is_by_weight_unless_it_is_to_be_uniform() -> None:
         Update({"parameters": Tensors(w=torch.tensor(w)), "other": Tensors(v=torch.tensor(w))}, weight)
         for w, weight in ((2.0, 1.0), (6.0, 3.0))
     ]
-    assert mean(updates) == {"parameters": {"w": torch.tensor(5.0)}}
-    assert mean(updates, uniform=True) == {"parameters": {"w": torch.tensor(4.0)}}
-    assert mean(updates, groups=["other"]) == {"other": {"v": torch.tensor(5.0)}}
+    assert mean_of(updates) == {"parameters": {"w": torch.tensor(5.0)}}
+    assert mean_of(updates, uniform=True) == {"parameters": {"w": torch.tensor(4.0)}}
+    assert mean_of(updates, groups=["other"]) == {"other": {"v": torch.tensor(5.0)}}

@@ -125,7 +125,7 @@ def test_two_public_sets_none_or_the_clients_data_are_errors(tmp_path: Path) -> 
         assemble(replace(SMALL, split="public:per_class=5+" + SMALL.split, public=own_npz(tmp_path)))
     with pytest.raises(UsageError, match=r"needs public data.*public:per_class=20\+dirichlet.*public=\.\.\."):
         assemble(SMALL)
-    with pytest.raises(UsageError, match=r"the clients' own data set.*public:per_class"):
+    with pytest.raises(UsageError, match=r"the same data set.*public:per_class"):
         assemble(replace(SMALL, public="digits"))
     with pytest.raises(UsageError, match="does not exist"):
         assemble(replace(SMALL, public="nowhere/own.npz"))

@@ -25,9 +25,10 @@ from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.node import Node, server_address
-from fedskew.deploy.server import Served, taken_up
+from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.run_directory import read_settings
 from sites import Played, few_digits, nodes_in
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -176,7 +177,7 @@ def test_a_site_that_pushes_more_than_the_limit_is_left_out_at_once() -> None:
     """100 bytes are allowed, and what one request may have on top: then its message is given up."""
     made, pipe = a_link()
     dropped: list[str] = []
-    made._clear = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
+    made._delete = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
     made.out = {"mine": link.Sent(1, 7), "another's": link.Sent(1, 8)}
     guard = gate.Gate(None, made)
     assert guard.refusal(PUSH, request(size=gate.REQUEST), "p") is None
@@ -439,7 +440,7 @@ def test_flowers_end_in_a_round_is_told(tmp_path: Path) -> None:
 def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="holds no run"):
-        taken_up(tmp_path / "run")
+        read_settings(tmp_path / "run")
     (tmp_path / "run" / "deployment.json").write_text('{"run": "00112233", "sites": ["a", "b"]}')
     keys = tmp_path / "keys"
     (keys / "sites").mkdir(parents=True)

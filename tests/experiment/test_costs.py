@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.experiment.costs import Ledger, beyond, ledger
+from fedskew.experiment.costs import Costs, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
 
 HEAD = 4 * (200 * 3 + 3)  # bytes of the last layer
@@ -10,19 +10,19 @@ BODY = 4 * (4 * 200 + 200 + 200 * 200 + 200)
 MODEL = HEAD + BODY
 
 
-def costs(name: str) -> Ledger:
+def costs(name: str) -> Costs:
     """On an MLP of 4, 200, 200 and 3 units."""
-    return ledger(REGISTRY[name](), "mlp", (1, 2, 2), 3)
+    return measure_costs(REGISTRY[name](), "mlp", (1, 2, 2), 3)
 
 
 def test_fedavg_sends_its_model_both_ways_and_keeps_it_on_the_server_only() -> None:
     model = {"parameters": MODEL, "buffers": 0}
-    assert costs("fedavg") == Ledger(down=model, up=model, client={}, server=model, once={})
+    assert costs("fedavg") == Costs(down=model, up=model, client={}, server=model, once={})
 
 
 def test_a_head_that_stays_with_the_clients_is_nowhere_else() -> None:
     body = {"parameters": BODY, "buffers": 0}
-    assert costs("fedper") == Ledger(down=body, up=body, client={"parameters": HEAD}, server=body, once={})
+    assert costs("fedper") == Costs(down=body, up=body, client={"parameters": HEAD}, server=body, once={})
 
 
 def test_what_only_the_server_keeps_is_its_own_cost() -> None:
@@ -30,7 +30,7 @@ def test_what_only_the_server_keeps_is_its_own_cost() -> None:
     made = costs("fedavgm")
     assert made.server == {"parameters": MODEL, "buffers": 0, "velocity": MODEL}
     assert made.down == made.up == {"parameters": MODEL, "buffers": 0}
-    assert beyond(made.server, costs("fedavg").server) == MODEL
+    assert extra_bytes(made.server, costs("fedavg").server) == MODEL
 
 
 def test_the_second_round_is_counted_in_which_what_the_first_made_is_there() -> None:

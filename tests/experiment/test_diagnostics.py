@@ -81,6 +81,6 @@ def test_without_a_test_set_there_is_no_spread() -> None:
 
 def test_the_command_prints_the_diagnosis(fedskew: Any) -> None:
     few = ("--rounds", "1", "--model", "mlp:hidden=8", "--workers", "1")
-    assert "distance of heads" in fedskew("run", "--diagnose", *few).out
-    assert "distance of heads" not in fedskew("run", *few).out
+    assert "distance of clients' heads" in fedskew("run", "--diagnose", *few).out
+    assert "distance of clients' heads" not in fedskew("run", *few).out
     assert fedskew("run", "--diagnose", "--json", *few).json()["settings"]["evaluation"]["diagnose"] is True

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedskew.core.fit import batches
-from fedskew.core.seeding import one_thread, seeded
+from fedskew.core.seeding import Purpose, one_thread, seeded
 from fedskew.core.training import Training
 from fedskew.federation import world as worlds
-from fedskew.federation.world import EVALUATE, World
+from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
 from helpers.nets import normed, received, work
 from toys import digits
@@ -55,7 +55,7 @@ def test_sites_of_other_clients_purposes_and_seeds_draw_other_numbers() -> None:
         world.site(0, 0, "train"),
         world.site(1, 0, "train"),
         world.site(-1, 0, "train"),
-        world.site(0, 0, "evaluate", EVALUATE),
+        world.site(0, 0, "evaluate", Purpose.EVALUATE),
         replace(world, seed=1).site(0, 0, "train"),
     ]
     assert len({float(torch.rand((), generator=site.rng)) for site in sites}) == len(sites)
@@ -71,16 +71,16 @@ def test_two_clients_see_one_sample_with_noise_of_their_own() -> None:
 def test_a_client_that_never_trained_is_marked() -> None:
     world = digits(FedAvg())
     for trained in (True, False):
-        assert world.judge(0, 0, received(world), {}, trained).fallback != trained
+        assert world.evaluate_client(0, 0, received(world), {}, trained).fallback != trained
 
 
 def test_a_client_with_statistics_of_its_own_is_evaluated_with_them() -> None:
     """With batch norm kept locally, a model without statistics goes by the batch's; a client's own is used as it is."""
     world = normed(FedAvg(), training=Training(lr=0.1, batch_size=16, batch_norm="local"))
     done = work(world, 0, 0, received(world), {})
-    kept = world.judge(0, 0, done.update.payload, done.state, trained=True)
+    kept = world.evaluate_client(0, 0, done.update.payload, done.state, trained=True)
     strange = {"buffers": done.state["buffers"] | {"body.2.running_mean": torch.full((16,), 1e6)}}
-    moved = world.judge(0, 0, done.update.payload, strange, trained=True)
+    moved = world.evaluate_client(0, 0, done.update.payload, strange, trained=True)
     assert moved.personal.loss != kept.personal.loss
     assert moved.shared == kept.shared
 
@@ -88,10 +88,10 @@ def test_a_client_with_statistics_of_its_own_is_evaluated_with_them() -> None:
 def test_the_pieces_of_the_test_set_make_up_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 samples in pieces of 30: 30, 30, 30 and 10."""
     world = digits(FedAvg())
-    whole = world.examine(0, 0, received(world))
+    whole = world.evaluate_global(0, 0, received(world))
     monkeypatch.setattr(worlds, "CHUNK", 30)
     assert world.chunks() == 4
-    scores = [world.examine(piece, 0, received(world)) for piece in range(4)]
+    scores = [world.evaluate_global(piece, 0, received(world)) for piece in range(4)]
     assert [score.samples for score in scores] == [30, 30, 30, 10]
     summed = scores[0] + scores[1] + scores[2] + scores[3]
     assert (summed.correct, summed.total) == (whole.correct, whole.total)

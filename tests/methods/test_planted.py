@@ -19,7 +19,7 @@ def test_the_temperature_of_led_leaves_the_cross_entropy_as_it_is(kd: str) -> No
     """Eq. 22 with lambda 1 is the cross entropy of the student's own logits, whatever T is."""
     student, teacher, y = tensor([[0.3, 0.1, 0.9]]), tensor([[1.0, -0.4, 1.2]]), tensor([2])
     method = FedDDC(kd=kd, lam=1.0, T=3.0)  # type: ignore[arg-type]
-    assert float(method.lesson(student, teacher, y)) == pytest.approx(float(cross_entropy(student, y)))
+    assert float(method.distillation_loss(student, teacher, y)) == pytest.approx(float(cross_entropy(student, y)))
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [((1, 3, 2), 3), (None, 4)])
