@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes import SMALL
+from helpers.recipes import SMALL
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -13,7 +13,7 @@ from fedskew.studies.tables.finished import FinishedTable, finish, read_tables
 from fedskew.studies.tables.recipe import Recipe, load_recipe
 from fedskew.studies.tables.running import Work, plan
 from fedskew.studies.tables.verdicts import Cell
-from recipes import SMALL
+from helpers.recipes import SMALL
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,8 +24,8 @@ from fedskew.studies.tables.finished import read_tables
 from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
 from fedskew.studies.tables.running import plan, run_table
 from fedskew.studies.tables.verdicts import Cell, RowVerdict, cells, measured, with_verdicts
+from helpers.recipes import SMALL
 from helpers.records import a_record, a_result
-from recipes import SMALL
 
 RESULTS = Path(__file__).parents[2] / "results"
 
