@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from fedskew.federation.simulate.jobs import Job
 from fedskew.federation.simulate.processes import Worker, Workers
 from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.simulate.window import Window
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
 from helpers.processes import alive, leftovers, train
@@ -79,23 +81,22 @@ def test_a_round_that_is_given_up_does_not_disturb_the_next() -> None:
 
 @pytest.mark.usefixtures("quick_workers")
 def test_results_wait_in_a_window_not_in_a_heap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for few updates, a cohort of 40 is trained without holding 40 of them."""
+    """With room for few updates the window has 8 clients, 4 per worker; the largest of 40, the last, has to wait."""
     monkeypatch.setattr("fedskew.federation.simulate.processes.MAX_WAITING_BYTES", 1)
     world = digits(FedAvg(), split="iid:clients=40")
     with Simulation(world, workers=2) as simulation:
         pool = simulation.pool
         assert isinstance(pool, Workers)
-        most, collect = 0, pool._hand_out
+        hand_out, started = pool._hand_out, set[int]()
 
-        def watched(jobs, waiting, end, *rest):  # type: ignore[no-untyped-def]
-            nonlocal most
-            collect(jobs, waiting, end, *rest)
-            taken = [p for p in range(len(jobs)) if p not in waiting]
-            most = max(most, max(taken, default=0) - (end - 8))
+        def watched(*arguments: Any) -> None:
+            hand_out(*arguments)
+            started.update(index for worker in pool.workers for index, _ in worker.running)
 
         monkeypatch.setattr(pool, "_hand_out", watched)
-        train(simulation, 1)
-        assert most < 8
+        jobs = [Job("train", 0, "train", client, weight=client) for client in range(40)]
+        for passed_on, _ in enumerate(pool.map(jobs, world.initial, lambda client: b"")):
+            assert max(started) < passed_on + 8
 
 
 def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() -> None:
@@ -108,12 +109,12 @@ def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() 
     sent: list[int] = []
     pool = Workers(digits(FedAvg()), 2)
     try:
-        drawer = SlotFiles(pool.folder, "state")
-        pool.workers = [Worker(n, None, Pipe(), [0, 1], drawer, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
+        files = SlotFiles(pool.folder, "state")
+        pool.workers = [Worker(n, None, Pipe(), [0, 1], files, ready=True) for n in (1, 2)]  # type: ignore[arg-type]
         jobs = [Job("train", 0, "train", client, weight) for client, weight in enumerate([1, 5, 3, 9])]
-        pool._hand_out(jobs, [0, 1, 2, 3], 3, 1, ["broadcast", 0, 1], lambda client: b"")
+        pool._hand_out(Window(jobs, 3), 1, ["broadcast", 0, 1], lambda client: b"")
         assert sent == [5, 3]
-        assert [[place for place, _ in worker.running] for worker in pool.workers] == [[1], [2]]
+        assert [[index for index, _ in worker.running] for worker in pool.workers] == [[1], [2]]
     finally:
         remove_shared_folder(pool.folder)
 

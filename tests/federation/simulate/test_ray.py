@@ -103,11 +103,11 @@ def test_the_command_has_its_own_ray_and_survives_a_dead_actor(tmp_path: Path) -
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result.lost == 1
+    assert result["lost"] == 1
     assert "round 2: client 2 crashed its worker process twice" in done.stderr
     here = Run(Experiment(rounds=2, trouble=replace(Experiment().trouble, fault=FAULT)), workers=1)
     list(here)
-    assert result.digest == here.result.digest
+    assert result["digest"] == here.result.digest
 
 
 FAULT = "die:client=2,round=1"
