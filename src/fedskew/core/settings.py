@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 T = TypeVar("T")
-LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below", "multiple_of": "a multiple of"}
 
 
 def setting(default: T, *, help: str, source: str = "", search: tuple[float, float] | None = None) -> T:
