@@ -309,6 +309,15 @@ def test_the_verdict_at_the_paper_s_scale_is_by_tolerance_and_order(small: Path)
     assert (row.gain, row.paper_gain) == (pytest.approx(0.0), pytest.approx(10.0))
 
 
+def test_a_difference_of_exactly_the_tolerance_is_within_it_and_still_tells_methods_apart(small: Path) -> None:
+    """Tolerance 10, and the paper has 60 and 70: 70 for 60 is within, and the two are a pair with a gain, not a tie."""
+    recipe = replace(load_recipe(str(small)), tolerance=10.0)
+    verdicts, row = check(recipe, {"FedAvg": 70.0, "FedProx": 80.5}, "paper")
+    assert [v.verdict for v in verdicts] == ["within", "outside"]
+    assert (row.pairs, row.kept) == (1, 1)
+    assert check(recipe, {"FedAvg": 30.0, "FedProx": 31.0}, "reduced")[0][1].verdict == "gain kept"
+
+
 def test_the_verdict_at_the_reduced_scale_is_by_gain_only(small: Path) -> None:
     recipe = load_recipe(str(small))
     verdicts, row = check(recipe, {"FedAvg": 30.0, "FedProx": 31.0, "Own": 90.0, "Same": 20.0}, "reduced")

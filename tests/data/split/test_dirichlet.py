@@ -160,6 +160,18 @@ def test_grouped_equal_keeps_a_group_s_samples_near_its_ten_clients(N: int, seed
         assert 10 * g - 1 <= members.min() <= members.max() <= 10 * g + 10
 
 
+def test_grouped_equal_takes_the_first_draw_that_gives_every_worker_half_the_mean() -> None:
+    """Three classes of 100 over ten workers: the mean is 30, so the first of a batch with 15 or more for each."""
+    rng = np.random.RandomState(0)
+    shares = rng.dirichlet(np.full(10, 2.0), size=(250, 3))
+    tables = capped_table(np.moveaxis(shares, 1, 0), [100] * 3, 30.0, rng)
+    smallest = tables.sum(axis=-1).min(axis=-1)
+    first = next(i for i in range(250) if smallest[i] >= 15)
+    assert smallest[first] < smallest.max()
+    found, rejected = GroupedEqual(alpha=2.0)._table([100] * 3, 10, np.random.RandomState(0))
+    assert (found.tolist(), rejected) == (tables[first].tolist(), first)
+
+
 def test_grouped_equal_workers_have_half_the_mean_before_the_second_cut() -> None:
     """Three classes of 100 over ten workers: 15 or more each."""
     found, thrown = GroupedEqual(alpha=0.5)._table([100, 100, 100], 10, np.random.RandomState(0))
