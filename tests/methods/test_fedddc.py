@@ -369,6 +369,7 @@ def test_without_switches_and_without_steps_it_is_fedavg(servers: dict[str, Payl
         assert digest(model_of(servers[row])) != wanted
 
 
+@pytest.mark.slow  # trains for seconds
 def test_no_two_rows_are_the_same(servers: dict[str, Payload]) -> None:
     assert len({digest(server) for server in servers.values()}) == len(ROWS)
 
@@ -488,6 +489,7 @@ def test_a_phase_on_the_server_augments_and_treats_batch_norm_as_the_clients_do(
     assert made == Training("adam", 0.002, batch_size=9, augment="flip", batch_norm="frozen")
 
 
+@pytest.mark.slow  # trains for seconds
 def test_statistics_that_stay_with_the_clients_stay_out_of_the_server_s_model() -> None:
     few = Training(lr=0.1, batch_size=8, steps=1, batch_norm="local")
     for row in "gdhi":
@@ -568,6 +570,7 @@ def test_all_settings_are_tried() -> None:
     assert set(ON) == {field.name for field in fields(FedDDC)}
 
 
+@pytest.mark.slow  # trains for seconds
 def test_it_learns_classes_that_the_clients_hardly_have() -> None:
     """A tail of digits over five clients: the server's forty samples make the difference."""
     split = "public:per_class=4+longtail:factor=10+dirichlet:alpha=0.3,clients=5,min=3"

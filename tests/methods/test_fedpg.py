@@ -312,6 +312,7 @@ def near(server: Payload, world: World, method: FedPG) -> float:
     return nearest_is_own(z, virtual_labels(10, method.n_v), server[GROUP])
 
 
+@pytest.mark.slow  # trains for seconds
 def test_robust_makes_images_of_the_prototypes_and_paper_does_not() -> None:
     """The share of virtual images whose feature is nearest to their own class's real prototype; chance is .1."""
     found = {}

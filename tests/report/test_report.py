@@ -158,6 +158,7 @@ def test_drift_is_computed_from_the_saved_models(page: Path) -> None:
     assert re.search(r"<td>fedper</td><td>[\d.]+</td><td>-</td>", page.read_text())
 
 
+@pytest.mark.slow  # trains for seconds
 def test_the_report_s_drift_equals_the_run_s_diagnostics(tmp_path: Path) -> None:
     asked = replace(BASE, rounds=2, method=REGISTRY["scaffold"](), evaluation=replace(BASE.evaluation, diagnose=True))
     run = Run(asked, out=tmp_path / "run")

@@ -75,6 +75,7 @@ def test_what_is_made_large_is_the_global_model_on_all_validation_samples_or_the
     assert criterion(metrics, "personal") == 0.9
 
 
+@pytest.mark.slow  # trains for seconds
 def test_every_method_gets_the_same_number_of_trials_and_the_first_is_the_method_as_it_stands(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
     lines = search(plan(tmp_path), lambda text, number, value: seen.append((text, number)))
@@ -103,6 +104,7 @@ def test_the_chosen_values_are_an_experiment_for_the_test_data(tmp_path: Path) -
     assert json.loads((tmp_path / "tune.json").read_text())["methods"][1]["file"] == lines[1]["file"]
 
 
+@pytest.mark.slow  # trains for seconds
 def test_a_search_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = search(plan(tmp_path / "whole", methods=("fedprox",)), quiet)
 
