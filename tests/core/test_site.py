@@ -79,6 +79,13 @@ def test_a_client_with_one_sample_trains_with_batch_norm() -> None:
     assert all(t.isfinite().all() for t in site.parameters().values())
 
 
+def test_the_loss_of_a_fit_is_the_mean_over_its_steps() -> None:
+    """With steps too small to move anything, two batches of eight have the loss of all sixteen samples."""
+    site = place(16, net=plain_net(), training=Training(lr=1e-9, batch_size=8))
+    x, y = site.data.take(torch.arange(16))
+    assert fit(site, site.loss) == (2, pytest.approx(site.loss(site.net, x, y).item()))
+
+
 def test_a_site_without_data_does_nothing() -> None:
     site = place(0)
     before = site.model()
@@ -139,9 +146,10 @@ def reference(training: Training, loss: Callable[..., Tensor]) -> Payload:
         Training(lr=0.1, batch_size=8, epochs=3),
         Training(lr=0.1, batch_size=8, epochs=3, momentum=0.9, weight_decay=0.01),
         Training(lr=0.1, batch_size=8, epochs=2, clip=0.05, momentum=0.5),
+        Training(lr=0.1, batch_size=8, epochs=2, clip=1000.0),
         Training(optimiser="adam", lr=0.01, batch_size=8, epochs=2, weight_decay=0.1),
     ],
-    ids=["sgd", "momentum+decay", "clip", "adam"],
+    ids=["sgd", "momentum+decay", "clip", "clip nothing", "adam"],
 )
 @pytest.mark.parametrize("fast", [True, False])
 def test_fit_is_the_plain_loop(training: Training, fast: bool) -> None:

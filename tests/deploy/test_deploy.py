@@ -105,6 +105,7 @@ def test_a_state_counts_only_if_its_update_was_accepted(tmp_path: Path) -> None:
     assert between.result.digest == result.digest
     bases = [ask["base"] for place, ask in played.asked if place == 1 and ask["kind"] == "work"]
     assert bases == [-1, 0, 0, 2, 3]
+    assert not list((tmp_path / NAMES[1]).rglob("000001-*"))  # nor is it still on the site's disk
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])

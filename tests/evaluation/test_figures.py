@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
 
-from fedskew.evaluation import figures
 from fedskew.evaluation.figures import ACCURACIES, COSTS, DIAGNOSTICS, FIGURES, bytes_text, percent, round_costs
 from fedskew.experiment.config import Evaluation, Experiment, Holdout
 from fedskew.experiment.run import Run
@@ -26,10 +24,6 @@ def run() -> Run:
     made = Run(ASKED)
     list(made)
     return made
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    assert doctest.testmod(figures) == (0, 6)
 
 
 def test_the_keys_of_tables_and_files_do_not_change() -> None:

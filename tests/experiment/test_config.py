@@ -82,6 +82,47 @@ def test_pooling_deals_train_and_test_together() -> None:
     assert run.result.accuracy == record.metrics.clients.global_.mean
 
 
+def test_a_quorum_is_a_share_of_the_cohort_not_of_all_clients() -> None:
+    setting = assemble(replace(SMALL, clients_per_round=2, trouble=Trouble(quorum=0.5)))
+    assert (setting.cohort_size, setting.quorum) == (2, 1)
+
+
+def test_an_evaluation_on_validation_data_sees_no_test_data() -> None:
+    holdout = Holdout(test=0.2, validation=0.1)
+    tested = assemble(replace(SMALL, holdout=holdout)).world
+    tuned = assemble(replace(SMALL, holdout=holdout, evaluation=Evaluation(part="validation"))).world
+    assert torch.equal(tuned.test.values, tested.validation.values)
+    assert (len(tuned.x_test), len(tuned.y_test)) == (0, 0)
+    assert len(tested.y_test) > 0
+    with pytest.raises(UsageError, match=r"holdout\.validation"):
+        assemble(replace(SMALL, evaluation=Evaluation(part="validation")))
+
+
+def test_central_pools_what_members_train_on_and_nothing_of_newcomers() -> None:
+    holdout = Holdout(test=0.2, newcomers=1)
+    pooled = assemble(replace(SMALL, method=REGISTRY["central"](), holdout=holdout))
+    apart = assemble(replace(SMALL, holdout=holdout))
+    everybodys = torch.cat([apart.world.train[c] for c in apart.members])
+    assert torch.equal(pooled.world.train[0].sort().values, everybodys.sort().values)
+    assert pooled.world.train.sizes()[1:] == [0, 0, 0]
+    assert torch.equal(pooled.world.test.values, apart.world.test.values)
+
+
+def test_dropout_and_named_faults_are_both_planned() -> None:
+    assert [fault.kind for fault in Trouble(dropout=0.1, fault="nan:rate=0.5").faults()] == ["drop", "nan"]
+    assert Trouble().faults() == ()
+
+
+def test_the_closing_figures_are_sums_over_rounds_and_clients() -> None:
+    run = fedskew.run(replace(SMALL, trouble=Trouble(fault="nan:client=1+nan:client=2,round=1")))
+    records = list(run)
+    assert [len(record.lost) for record in records] == [1, 2]
+    assert run.result.lost == 3
+    assert run.result.bytes_up == sum(sum(record.bytes_up.values()) for record in records)
+    assert run.result.bytes_down == sum(sum(record.bytes_down.values()) for record in records)
+    assert run.result.client_seconds == sum(record.client_seconds for record in records)
+
+
 def test_a_method_that_needs_public_data_says_how_to_give_it() -> None:
     class Needy(fedskew.Method):
         public = True

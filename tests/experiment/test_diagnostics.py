@@ -10,7 +10,7 @@ import torch
 
 from fedskew.core.tensors import Tensors
 from fedskew.experiment.config import Evaluation, Experiment, Holdout
-from fedskew.experiment.diagnostics import diagnose, drifted, head_distances, mean_distance
+from fedskew.experiment.diagnostics import diagnose, drifted, eigenvalue_spread, head_distances, mean_distance
 from fedskew.experiment.run import Run
 from fedskew.federation.store import Store
 from fedskew.methods import REGISTRY
@@ -33,6 +33,17 @@ def test_distances_of_heads_are_means_over_pairs() -> None:
     assert mean_distance(apart) == pytest.approx(4.0)
     assert mean_distance(head_distances(models[:1])) is None
     assert mean_distance(head_distances([])) is None
+
+
+def test_the_spread_of_eigenvalues_is_their_variation_around_the_mean() -> None:
+    """Two features that move together: eigenvalues 2 and 0, each 1 from their mean; (1 + 1) / 3 samples.
+
+    Two that do not: eigenvalues 1 and 1, so 0.
+    """
+    together = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    apart = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    assert eigenvalue_spread(together, torch.zeros(3, dtype=torch.int64)) == pytest.approx(2 / 3)
+    assert eigenvalue_spread(apart, torch.zeros(4, dtype=torch.int64)) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_run_has_the_same_bits_with_and_without_diagnosis() -> None:

@@ -21,6 +21,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.experiment.run import Run, resume
+from fedskew.experiment.run_directory import RunDirectory
 from helpers.processes import command, quick_context
 
 
@@ -104,6 +105,17 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
     assert len(run.notes) == 1
     assert "checkpoint 000003" in run.notes[0]
     assert run.result.digest == whole()
+
+
+def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_path: Path) -> None:
+    started(tmp_path / "run", 4)
+    next((tmp_path / "run" / "clients").glob("*.3.safetensors")).write_bytes(b"nonsense")
+    directory = RunDirectory(tmp_path / "run")
+    start, troubles = directory.restore()
+    directory.close()
+    assert start is not None
+    assert (start[0], len(troubles)) == (3, 1)
+    assert [path.name[:6] for path in directory.checkpoints()] == ["000002"]
 
 
 def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -97,6 +99,22 @@ def test_a_torn_message_is_refused(cut: int) -> None:
 def test_a_message_with_tensors_outside_the_layout_is_refused() -> None:
     with pytest.raises(ValueError, match="not a payload"):
         decode(library_save({"stray": torch.ones(2)}))
+
+
+@pytest.mark.parametrize(("offsets", "fine"), [([4, 8], True), ([8, 12], False), ([0, 4], False)])
+def test_a_message_whose_tensors_leave_a_gap_or_overlap_is_refused(offsets: list[int], fine: bool) -> None:
+    """Two floats, the first in bytes 0 to 4."""
+    entries = {
+        f"g/{n}": {"dtype": "F32", "shape": [1], "data_offsets": at} for n, at in (("a", [0, 4]), ("b", offsets))
+    }
+    about = {"layout": json.dumps({"g": ["a", "b"]}), "notes": "{}"}
+    header = json.dumps({"__metadata__": about, **entries}).encode()
+    blob = len(header).to_bytes(8, "little") + header + bytes(max(8 if fine else 0, *offsets))
+    if fine:
+        assert list(decode(blob)["g"]) == ["a", "b"]
+    else:
+        with pytest.raises(ValueError, match="not a payload"):
+            decode(blob)
 
 
 def test_group_names_may_not_hold_a_slash() -> None:

@@ -158,10 +158,10 @@ def test_the_pool_without_gradients_equals_torch_s() -> None:
 
 
 def test_batch_norm_of_a_single_value_uses_the_running_statistics() -> None:
-    """mean 2, variance 4: (6 - 2) / 2 = 2, and the statistics stay."""
+    """mean 2, variance 4, epsilon 1e-5: (6 - 2) / sqrt(4 + 1e-5) = 1.9999975, and the statistics stay."""
     norm = BatchNorm(1)
     norm.running_mean, norm.running_var = torch.tensor([2.0]), torch.tensor([4.0])
-    assert float(norm(torch.full((1, 1, 1, 1), 6.0)).detach()) == pytest.approx(2.0, abs=1e-5)
+    assert float(norm(torch.full((1, 1, 1, 1), 6.0)).detach()) == pytest.approx(1.9999975, abs=1e-6)
     assert (float(norm.running_mean), float(norm.running_var)) == (2.0, 4.0)
 
 

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedskew.core.settings import UsageError
 from fedskew.models import REGISTRY, Net, build, listing, wrap
+from fedskew.models.efficientnet import MBConv, Squeeze
+from fedskew.models.layers import Layers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CIFAR, MNIST, SKIN = (3, 32, 32), (1, 28, 28), (3, 200, 200)
@@ -219,12 +221,47 @@ def test_features_are_rectified_except_after_a_projection() -> None:
 
 
 def test_resnet8_convolutions_are_initialised_normal_with_variance_2_over_fan_out() -> None:
-    """The widest convolution has 3 * 3 * 256 outputs per input: standard deviation sqrt(2 / 2304) = 0.02946."""
-    net = build("resnet8", CIFAR, 10, seed=0)
-    widest = max((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), key=lambda c: c.weight.numel())
-    assert widest.weight.shape == (256, 256, 3, 3)
-    assert float(widest.weight.detach().std()) == pytest.approx(0.02946, rel=0.01)
-    assert float(widest.weight.detach().abs().max()) > 4 * 0.02946
+    """A 3x3 convolution from 128 to 256 channels has fan-out 9 * 256: standard deviation sqrt(2 / 2304) = 0.02946."""
+    convolutions = [layer for layer in build("resnet8", CIFAR, 10, seed=0).modules() if isinstance(layer, nn.Conv2d)]
+    (widening,) = [c.weight.detach() for c in convolutions if c.weight.shape == (256, 128, 3, 3)]
+    assert float(widening.std()) == pytest.approx(0.02946, rel=0.01)
+    assert float(widening.abs().max()) > 4 * 0.02946
+
+
+def test_resnet50_strides_on_its_3x3_convolutions() -> None:
+    with torch.device("meta"):
+        net = build("resnet50", CIFAR, 10, seed=0)
+    strided = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2)]
+    in_path = [layer.kernel_size for layer in strided if layer.in_channels == layer.out_channels]
+    in_shortcut = [layer.kernel_size for layer in strided if layer.in_channels != layer.out_channels]
+    assert in_path == [(3, 3)] * 3
+    assert in_shortcut == [(1, 1)] * 3
+
+
+def test_the_imagenet_stem_is_a_7x7_convolution_and_a_3x3_pool_both_of_stride_2() -> None:
+    with torch.device("meta"):
+        body = build("resnet18", CIFAR, 10, seed=0, stem="imagenet").body
+    first, pool = body[0], body[3]  # type: ignore[index]
+    assert (first.kernel_size, first.stride, first.padding) == ((7, 7), (2, 2), (3, 3))
+    assert (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
+
+
+def test_an_efficientnet_block_adds_its_input_only_if_it_keeps_the_shape() -> None:
+    x = torch.randn(2, 8, 4, 4)
+    for stride, residual in ((1, True), (2, False)):
+        block = MBConv(8, 8, 1, 3, stride, Layers()).eval()
+        added = x if residual else 0
+        assert torch.equal(block(x), block.path(x) + added)
+
+
+def test_squeeze_and_excite_scales_by_a_gate_of_the_channel_mean() -> None:
+    """Weights 1, no bias, values 1 and 3: mean 2, silu(2) = 1.7616, sigmoid(1.7616) = 0.8534."""
+    squeeze = Squeeze(1, 1)
+    for layer in (squeeze.gate[0], squeeze.gate[2]):
+        nn.init.ones_(layer.weight)  # type: ignore[arg-type]
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    gated = squeeze(torch.tensor([1.0, 3.0]).view(1, 1, 1, 2)).flatten().tolist()
+    assert gated == pytest.approx([0.8534, 3 * 0.8534], abs=1e-4)
 
 
 def test_other_nets_are_initialised_as_torch_does() -> None:
@@ -238,6 +275,7 @@ def test_other_nets_are_initialised_as_torch_does() -> None:
 def test_norm_replaces_every_normalisation_layer(name: str, options: Any, shape: Any) -> None:
     def kinds(norm: Any) -> list[type]:
         net = make(name, options, shape, norm=norm)
+        assert all(layer.num_groups == 2 for layer in net.modules() if isinstance(layer, nn.GroupNorm))
         assert net.eval()(torch.zeros(2, *shape)).shape == (2, 3)
         return [type(layer) for layer in net.modules() if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm)]
 

@@ -44,6 +44,7 @@ class Seen:
         self.head, self.z = net.head, z
 
     def body(self, x: Tensor) -> Tensor:
+        """The known features; x is not looked at."""
         return self.z
 
     def __call__(self, x: Tensor) -> Tensor:

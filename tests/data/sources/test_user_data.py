@@ -52,7 +52,7 @@ def test_pixels_and_labels_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path, test: str) -> None:
+def test_train_and_test_folders_give_the_two_parts(tmp_path: Path, test: str) -> None:
     image_folder(tmp_path / "train", {"a": 3, "bb": 3})
     image_folder(tmp_path / test, {"a": 1, "bb": 2})
     data = load(f"{tmp_path}")
@@ -85,6 +85,18 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
         load(str(folder))
     assert str(caught.value) == f"{folder} has images of 2 sizes (6x4, 9x7): expected one; {folder}?size=4 resizes."
     assert load(f"{folder}?size=5").shape == (3, 5, 5)
+
+
+def test_resized_images_are_interpolated(tmp_path: Path) -> None:
+    """A chequerboard of 0 and 255 at half its size is grey."""
+    board = (np.indices((8, 8)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    for label in ("a", "b"):
+        (tmp_path / "boards" / label).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(board).save(tmp_path / "boards" / label / f"{i}.png")
+    data = load(f"{tmp_path / 'boards'}?size=4")
+    assert data.x_train.shape[1:] == (4, 4, 1)
+    assert 100 < data.x_train.min() <= data.x_train.max() < 155
 
 
 @pytest.mark.parametrize(

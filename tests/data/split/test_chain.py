@@ -135,7 +135,7 @@ def test_one_client_gets_everything(text: str) -> None:
 
 
 @pytest.mark.parametrize("partitioner", sorted(PARTITIONERS))
-def test_more_clients_than_samples_is_a_mistake(partitioner: str) -> None:
+def test_more_clients_than_samples_is_an_error(partitioner: str) -> None:
     with pytest.raises(UsageError, match=r"clients=10 is invalid: expected at most 9"):
         make_partition(f"{partitioner}:clients=10", balanced(3, 3), seed=0, owners=np.arange(9))
 
@@ -147,6 +147,25 @@ def test_another_seed_gives_another_split(text: str) -> None:
     assert any(sorted(a) != sorted(b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label-k:clients=4,k=4",
+        "shards:clients=4,per_client=4,pure=true",
+        "two-class",
+        "subset:clients=4",
+        "dirichlet-mix",
+    ],
+)
+def test_which_samples_of_a_class_a_client_gets_is_random(text: str) -> None:
+    """Unshuffled, the samples of one class on one client would be neighbours in the pool."""
+    y = balanced(4, 100)
+    for samples in make_partition(text, y, seed=0).clients:
+        for c in range(4):
+            of_class = np.sort(samples[y[samples] == c])
+            assert len(of_class) < 5 or (np.diff(of_class) > 1).any()
+
+
 def test_a_client_s_samples_are_not_in_the_order_of_their_labels() -> None:
     y = balanced(10, 1000)
     for text in ("pcdd:classes=5", "subset", "shards:per_client=5"):
@@ -154,7 +173,7 @@ def test_a_client_s_samples_are_not_in_the_order_of_their_labels() -> None:
             assert (np.diff(y[samples]) < 0).any()
 
 
-# --- mistakes
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -193,12 +212,12 @@ def test_a_client_s_samples_are_not_in_the_order_of_their_labels() -> None:
         ("iid+noise:level=-1", "level='-1' .*: expected float >= 0"),
     ],
 )
-def test_a_mistake_in_the_text_is_said_in_one_sentence(text: str, says: str) -> None:
+def test_an_invalid_text_is_an_error_that_says_what_is_expected(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         make_partition(text, balanced(10, 100), seed=0)
 
 
-def test_other_mistakes_are_said_too() -> None:
+def test_invalid_seeds_labels_and_owners_are_errors() -> None:
     y = balanced(3, 10)
     with pytest.raises(UsageError, match="0 of 3 owners have min=11 samples or more"):
         make_partition("natural:min=11", y, seed=0, owners=y)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedskew.core.settings import UsageError
-from fedskew.data.split.allotment import capped_table, fill_requests, renormalised, sizes_from_shares
+from fedskew.data.split.allotment import capped_table, fill_requests, redraw, renormalised, sizes_from_shares
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.dirichlet import GroupedEqual
 from helpers.splits import CIFAR10, Labels, balanced, labels, quick, sizes, table
@@ -130,6 +130,13 @@ def test_a_minimum_that_cannot_be_reached_says_the_largest_that_can() -> None:
             make_partition(f"{partitioner}:min=6,alpha=0.5", y, seed=0)
 
 
+def test_redraw_counts_what_it_rejects_and_reports_the_best_if_all_fail() -> None:
+    """Draws 1, 4, 2: with 4 wanted the first is rejected; with 5 wanted all three are, and the best is 4."""
+    assert redraw(iter([1, 4, 2]).__next__, int, 4, 3, "") == (4, 1)
+    with pytest.raises(UsageError, match="3 draws, best 4"):
+        redraw(iter([1, 4, 2]).__next__, int, 5, 3, "{tries} draws, best {best}")
+
+
 def test_grouped_equal_sizes_are_equal_and_skew_is_left() -> None:
     """CIFAR-10-LT with factor 100 has 12,406 samples: 620 or 621 each over 20 clients."""
     partition = make_partition("longtail:factor=100+grouped-equal:alpha=0.1,clients=20", CIFAR10, seed=7)
@@ -190,14 +197,14 @@ def test_dirichlet_mix_with_prior_is_more_skewed_by_the_factor_of_classes() -> N
     assert held["alpha=1"].mean() > held["alpha=0.1"].mean() + 2
 
 
-def test_dirichlet_mix_does_not_leave_the_leftovers_to_the_last_clients() -> None:
+def test_dirichlet_mix_gives_early_and_late_clients_as_much_of_a_small_class() -> None:
     """A class of a tenth: both halves of the clients get about as much of it."""
     y = np.repeat([0, 1, 2], [4500, 4500, 1000])
     mix = table(make_partition("dirichlet-mix:alpha=1,clients=200", y, seed=0), y)
     assert abs(mix[:100, 2].sum() - mix[100:, 2].sum()) < 200
 
 
-def test_a_stock_too_small_is_shared_among_those_who_asked() -> None:
+def test_requests_beyond_the_stock_are_filled_in_part_at_random() -> None:
     rng = np.random.RandomState(0)
     assert fill_requests(np.array([2, 0, 3]), 5, rng).tolist() == [2, 0, 3]
     got = np.mean([fill_requests(np.array([20, 0, 60]), 40, rng) for _ in range(50)], axis=0)

@@ -32,7 +32,7 @@ def test_a_client_s_parts_are_its_samples_in_the_sizes_asked_for(
             assert [len(part.validation), len(part.test)] == wanted
 
 
-def test_parts_are_random_and_a_client_s_own() -> None:
+def test_a_client_s_parts_are_random_and_independent_of_other_clients() -> None:
     """80/20 of 10: 8 and 2. What client 0 gets does not depend on the others."""
     one, two = np.arange(10), np.arange(10, 60)
     nothing = np.empty(0, np.int64)
@@ -55,7 +55,7 @@ def test_each_client_s_test_part_is_drawn_independently_of_the_others() -> None:
     assert len(positions) > 10
 
 
-def test_newcomers_are_a_sorted_choice_that_leaves_someone_to_train() -> None:
+def test_newcomers_are_sorted_and_never_all_clients() -> None:
     held = draw_newcomers(100, 0.4, seed=0)
     assert len(set(held)) == 40
     assert list(held) == sorted(held)

@@ -79,7 +79,7 @@ def test_label_k_with_too_few_clients_says_so_or_assigns_every_class() -> None:
         assert sum(sizes(make_partition("label-k:clients=4,k=2", y, seed=seed))) == 100
 
 
-def test_a_client_without_a_sample_is_a_mistake_and_a_thin_class_a_note() -> None:
+def test_a_client_without_a_sample_is_an_error_and_a_class_too_small_for_its_clients_a_note() -> None:
     """Class 1 has two samples for its owners: with one class each some get none."""
     y = np.repeat([0, 1], [50, 2])
     with pytest.raises(UsageError, match="clients without a sample"):
@@ -139,6 +139,12 @@ def test_subset_gives_the_dominant_class_its_true_share(N: int) -> None:
     assert found.min() >= 1
 
 
+def test_subset_shares_by_hand() -> None:
+    """Two classes of 100 over two clients with share .75: each has 75 of its main class and 25 of the other."""
+    y = balanced(2, 100)
+    assert table(make_partition("subset:clients=2,share=0.75", y, seed=0), y).tolist() == [[75, 25], [25, 75]]
+
+
 def test_subset_notes_classes_too_small_for_every_client() -> None:
     assert make_partition("subset", balanced(10, 60), seed=0).notes == (
         "10 classes have too few samples to be on every client",
@@ -159,3 +165,9 @@ def test_natural_gives_all_samples_of_the_chosen_owners() -> None:
         for s in range(20)
     }
     assert chosen == {"[[1, 3, 6], [2, 5]]", "[[1, 3, 6], [0, 7]]", "[[2, 5], [0, 7]]"}
+
+
+def test_owners_stay_with_their_samples_after_a_cut() -> None:
+    owners = np.random.RandomState(1).permutation(np.repeat(np.arange(5), 20))
+    partition = make_partition("sample:keep=60+natural", np.zeros(100, int), seed=0, owners=owners)
+    assert [set(owners[samples]) for samples in partition.clients] == [{0}, {1}, {2}, {3}, {4}]

@@ -13,7 +13,7 @@ from PIL import Image
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.partition import Partition
 from fedskew.data.split.plot import plot_partition
-from fedskew.data.split.skew import gini, skew
+from fedskew.data.split.skew import gini_coefficient, skew
 
 NOTHING = np.empty(0, np.int64)
 
@@ -47,9 +47,9 @@ def test_distance_is_to_the_mix_of_the_clients_without_the_public_set() -> None:
 
 def test_gini_by_hand() -> None:
     """Sizes 1 and 3: mean difference 1 over twice the mean 2. One of four has all: 3/4."""
-    assert gini(np.array([3, 1])) == pytest.approx(0.25)
-    assert gini(np.array([0, 0, 8, 0])) == pytest.approx(0.75)
-    assert gini(np.array([5, 5, 5])) == 0
+    assert gini_coefficient(np.array([3, 1])) == pytest.approx(0.25)
+    assert gini_coefficient(np.array([0, 0, 8, 0])) == pytest.approx(0.75)
+    assert gini_coefficient(np.array([5, 5, 5])) == 0
 
 
 def test_labels_need_not_be_contiguous_and_a_client_may_be_empty() -> None:

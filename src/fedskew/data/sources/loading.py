@@ -85,8 +85,8 @@ def _find(name: str, source: Source, folder: Path) -> Found | None:
 def _how_to_get(name: str, source: Source, folder: Path) -> str:
     keys = "x_train, y_train, x_test, y_test" + (", u_train, u_test" if source.owners else "")
     forms = f"{name}.npz (with {keys})" + (f" or {source.form}" if source.form else "")
-    fetch = ", or `pip install 'fedskew[hub]'` to fetch it" if name in hub.HUB else ""
-    return f"{name} is not in {folder}: expected {forms}{fetch}."
+    download = ", or `pip install 'fedskew[hub]'` to fetch it" if name in hub.HUB else ""
+    return f"{name} is not in {folder}: expected {forms}{download}."
 
 
 def _data_set(name: str, source: Source, where: Path, arrays: Arrays) -> DataSet:

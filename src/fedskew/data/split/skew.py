@@ -65,12 +65,12 @@ def skew(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) 
         distance=distance,
         mean_entropy=float(entropy.mean()),
         mean_distance=float(distance.mean()),
-        gini=gini(sizes),
+        gini=gini_coefficient(sizes),
         imbalance=float(totals.max() / totals[totals > 0].min()),
     )
 
 
-def gini(sizes: IntArray) -> float:
+def gini_coefficient(sizes: IntArray) -> float:
     """Mean absolute difference of two sizes over twice their mean: sum_i (2i - N - 1) x_(i) / (N sum x)."""
     N = len(sizes)
     weights = 2 * np.arange(1, N + 1) - N - 1
