@@ -266,7 +266,7 @@ def test_a_cohort_may_be_drawn_from_the_sites_that_are_online(tmp_path: Path) ->
     assert next(rounds).cohort == [0, 2]
 
 
-def test_what_flower_tells_is_passed_on(tmp_path: Path) -> None:
+def test_what_flower_reports_is_printed(tmp_path: Path) -> None:
     said: list[str] = []
     between, played = served(experiment("fedavg", rounds=1), tmp_path, said=said)
     played.told.put(({"event": "late", "node": 101}, b""))
@@ -455,7 +455,7 @@ def ask(**changes: Any) -> Header:
         (ask(data="sites", sites=3), None, "does not contain the common task"),
     ],
 )
-def test_a_site_tells_why_it_cannot_take_part(header: Header, blob: bytes | None, words: str, tmp_path: Path) -> None:
+def test_a_site_says_why_it_cannot_take_part(header: Header, blob: bytes | None, words: str, tmp_path: Path) -> None:
     node = Node("digits", States(tmp_path), name="north")
     answer, payload = node.reply(json.loads(json.dumps(header)), bytes(encode({})) if blob is None else blob)
     assert words in answer.lost

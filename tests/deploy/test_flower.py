@@ -425,7 +425,7 @@ def test_a_server_that_cannot_start_says_why(frames: list[Any], words: str, tmp_
     Served(Experiment(), Hosting(insecure=True), tmp_path / "run2", print, channel=lambda config, log: again).close()
 
 
-def test_flowers_end_in_a_round_is_told(tmp_path: Path) -> None:
+def test_the_end_of_flower_s_process_during_a_round_is_reported(tmp_path: Path) -> None:
     script = Scripted(({"event": "ready", "port": 1, "nodes": {}}, b""))
     run = Served(Experiment(), Hosting(insecure=True, sites=3), tmp_path / "run", print, channel=lambda c, log: script)
     with pytest.raises(UsageError, match="the Flower process ended"):

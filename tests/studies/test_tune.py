@@ -163,7 +163,7 @@ def test_a_method_without_a_global_model_is_tuned_by_its_personal_ones(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["fedprox.mu", "fedprox.mu=1", "fedprox.mu=2:1", "fedprox.mu=0:1", "fedprox.mu=a:b"])
-def test_a_range_that_will_not_do_is_a_mistake(text: str) -> None:
+def test_an_invalid_range_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="--range"):
         read_range(text)
     assert read_range("fedprox.mu=0.001:1") == ("fedprox.mu", (0.001, 1.0))

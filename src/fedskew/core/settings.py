@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 T = TypeVar("T")
-LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+LIMITS = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below", "multiple_of": "a multiple of"}
 
 
 def setting(default: T, *, help: str, source: str = "", search: tuple[float, float] | None = None) -> T:
@@ -41,7 +41,7 @@ def setting(default: T, *, help: str, source: str = "", search: tuple[float, flo
 
 
 class UsageError(ValueError):
-    """A user's mistake, said in one sentence: what was given and what would do."""
+    """A user's mistake, in one sentence: what was given and what is expected."""
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
@@ -84,20 +84,22 @@ def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> s
     hint = get_type_hints(kind, include_extras=True)[name]
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     choices = [c for option in options if get_origin(option) is Literal for c in get_args(option)]
-    numbers = "".join(f"{number} or " for number in map(_number, options) if number)
-    wanted = f"expected {numbers}one of {', '.join(map(str, choices))}" if choices else problem[0].lower() + problem[1:]
-    wanted = re.sub(r", got `\w+`", "", wanted).replace("`", "")
-    return f"{what}: {name}={values[name]!r} will not do: {wanted}."
+    expected = [number for number in map(_number, options) if number]
+    if choices:
+        expected.append(f"one of {', '.join(map(str, choices))}")
+    if not expected:  # msgspec's own words
+        expected = [re.sub(r", got `\w+`", "", problem).replace("`", "").removeprefix("Expected ")]
+    return f"{what}: {name}={values[name]!r} is invalid: expected {' or '.join(expected)}."
 
 
 def _number(option: Any) -> str:
-    """A number's type in words, with its limits; "" for other types."""
+    """A number's type in words, with its limits: "a number above 0"; "" for other types."""
     base, *more = get_args(option) if get_origin(option) is Annotated else (option,)
     if base not in (int, float):
         return ""
     found = {key: getattr(meta, key, None) for meta in more for key in LIMITS}
     limits = " and ".join(f"{LIMITS[key]} {value:g}" for key, value in found.items() if value is not None)
-    return f"a number {limits}".strip()
+    return f"{'a whole number' if base is int else 'a number'} {limits}".strip()
 
 
 def parse(text: str, kind: str) -> list[tuple[str, dict[str, str]]]:
