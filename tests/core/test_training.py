@@ -33,7 +33,7 @@ def test_the_settings_of_a_round_have_its_learning_rate() -> None:
     ("values", "words"),
     [
         ({"lr": -1}, "lr=-1"),
-        ({"lr": "fast"}, "expected float"),
+        ({"lr": "fast"}, "expected a number"),
         ({"momentum": 1.0}, "momentum"),
         ({"optimiser": "sdg"}, "expected one of sgd, adam"),
         ({"batch_norm": "keep"}, "aggregate, local, frozen"),

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from fedskew.core.samples import Data
-from fedskew.evaluation.figures import to_target
-from fedskew.evaluation.metrics import Metrics, ModelMetrics
-from fedskew.evaluation.scores import ClientScore, Score, over_clients, score, summarise, thirds
+from fedskew.evaluation.figures import headline, to_target
+from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
+from fedskew.evaluation.scores import ClientScore, Score, over_clients, per_client, score, summarise, thirds
 
 
 def of(correct: int, total: int, loss: float = 0.0) -> Score:
@@ -95,6 +95,31 @@ def test_summary_keeps_newcomers_apart() -> None:
     assert metrics.clients.sampled
 
 
+def test_clients_that_never_trained_are_counted_in_their_own_group() -> None:
+    """Of clients 0 and 1 only the latter has not trained; the newcomers 2 and 3 never do."""
+    one = of(1, 1)
+    scores = [ClientScore(client, one, one, fallback=client > 0) for client in range(4)]
+    metrics = summarise(one, scores, frozenset({2, 3}), False, {})
+    assert (metrics.clients.never_trained, metrics.new.never_trained) == (1, 2)
+
+
+def test_a_client_without_test_samples_has_no_row() -> None:
+    scores = [ClientScore(0, None, of(0, 0), False), ClientScore(7, None, of(3, 4), False)]
+    assert {name: row.personal.accuracy for name, row in per_client(scores).items()} == {"7": 0.75}
+
+
+def test_the_headline_is_the_global_model_s_accuracy_then_its_mean_over_clients_then_the_personal_mean() -> None:
+    shared, personal = over_clients([of(3, 10)]), over_clients([of(9, 10)])
+    model = ModelMetrics(accuracy=0.5, loss=0.0, per_class=[])
+    both = Population(global_=shared, personal=personal, never_trained=0, sampled=False)
+    alone = Population(global_=None, personal=personal, never_trained=0, sampled=False)
+    assert headline(Metrics(global_=model, clients=both)) == 0.5
+    assert headline(Metrics(clients=both)) == 0.3
+    assert headline(Metrics(clients=alone)) == 0.9
+    assert headline(Metrics()) is None
+    assert headline(None) is None
+
+
 def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> None:
     def record(round: int, accuracy: float | None) -> SimpleNamespace:
         shared = accuracy and ModelMetrics(accuracy=accuracy, loss=0.0, per_class=[])
@@ -102,7 +127,7 @@ def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> N
         return SimpleNamespace(round=round, bytes_up={"p": 10}, bytes_down={"p": 5}, metrics=metrics)
 
     records = [record(0, 0.1), record(1, None), record(2, 0.6), record(3, 0.9)]
-    assert to_target(records, 0.5) == {"rounds": 3, "bytes": 45}
+    assert to_target(records, 0.5) == to_target(records, 0.6) == {"rounds": 3, "bytes": 45}
     assert to_target(records, 0.95) == {"rounds": None, "bytes": None}
 
 

@@ -476,6 +476,35 @@ def test_fine_classes_may_be_assigned_in_every_batch() -> None:
     )
 
 
+def test_batches_are_assigned_by_the_prototypes_of_the_round_s_start_even_after_they_have_moved() -> None:
+    """The trained prototypes are those of the start in reverse order by now; Eq. 2 still sees the start."""
+    method = FedCD(mu="linear", rho=1.0, assign="batch", gamma=0.6, tau=0.5)
+    site, broadcast, net, x, fine, known = scene = middle()
+    loss = method.loss(site, broadcast, net.head, known)
+    start = net.head.prototypes.detach().clone()
+    with torch.no_grad():
+        net.head.prototypes.copy_(start.flip(0))
+    assigned = most_similar(net.body(x).detach(), fine // 3, start, known, 3)
+    assert not torch.equal(assigned, most_similar(net.body(x).detach(), fine // 3, start.flip(0), known, 3))
+    wanted = by_hand(method, (*scene[:4], assigned, known), mu=2 / 3, rho=1.0).item()
+    assert loss(net, x, fine).item() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_batch_assigns_no_sample_to_an_unknown_prototype() -> None:
+    """z = (-1, 0) has cosine -1 with the known prototype (1, 0) and 0 with the unknown one, which is zeros.
+
+    Assigned to the known one, which is alone in the sum of Eq. 3, omega = 1 and the loss is 0.
+    """
+    z, known = tensor([[-1.0, 0.0]]), tensor([True, False])
+    g = Tensors(mean=tensor([[1.0, 0.0], [0.0, 0.0]]), count=torch.zeros(2), known=known)
+    site = Site(None, Data(z, tensor([0]), tensor([0])), Training(), 1, 1, {}, seeded(0), rounds=2)
+    broadcast = {"parameters": Tensors({"head.weight": torch.ones(1, 2), "head.bias": torch.zeros(1)}), GROUP: g}
+    head = FineHead(Tensors(weight=torch.ones(1, 2, 2)), g["mean"].clone())
+    method = FedCD(M=2, gamma=0, lam=0, mu=0.0, rho=0, assign="batch")
+    loss = method.loss(site, broadcast, head, known)(Net(nn.Identity(), head, 2), z, tensor([0]))
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+
+
 # Who trains what
 
 

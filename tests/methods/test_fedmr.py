@@ -477,6 +477,14 @@ def test_part_of_the_clients_sends_prototypes_and_all_use_them() -> None:
         assert method.rivals(site, records[0].server)[2].sum() == 4
 
 
+@pytest.mark.parametrize(("share", "senders"), [(0.5, 2), (0.7, 4), (0.01, 1), (1.0, 5)])
+def test_the_number_of_senders_is_the_share_of_the_clients_rounded_and_at_least_one(share: float, senders: int) -> None:
+    """Of 5 clients: .5 * 5 = 2.5 rounds to the even 2, .7 * 5 = 3.5 to 4; .05 would be none."""
+    site = digits(FedMR(), split=PCDD).site(0, 0, "train")
+    method = FedMR(proto_share=share)
+    assert sum(method.sends(replace(site, client=c)) for c in range(5)) == senders
+
+
 def test_who_sends_prototypes_depends_on_the_seed() -> None:
     site = digits(FedMR(), split="iid:clients=20").site(0, 0, "train")
     who = [

@@ -153,6 +153,38 @@ def test_the_prototype_loss_is_a_mean_over_samples_of_sums_over_features() -> No
     assert l_p.item() == pytest.approx((0.5 + 1.5**2 + 0.5**2) / 2)
 
 
+def test_the_prototype_loss_pulls_the_virtual_prototype_to_the_features_too() -> None:
+    """Of |(.5, .5) - P'_0|^2 at P'_0 = (1, 0): 2 (P'_0 - z) = (1, -1); the prototypes of other classes stay."""
+
+    def gradient(lambda_s: float) -> Tensor:
+        virtual = P_V.clone().requires_grad_()
+        loss = FedPG(lambda_s=lambda_s, anchor=False).generator_loss(Z, Y, virtual, P, KNOWN)
+        return torch.autograd.grad(loss, virtual)[0]
+
+    assert_close(gradient(1.0) - gradient(0.0), tensor([[1.0, -1.0], [0.0, 0.0], [0.0, 0.0]]).double())
+
+
+def test_the_extractor_sees_generated_images_as_clients_do_with_pixels() -> None:
+    """A generator that always makes -1: with `pixels` a black image, (0 - mean) / std; without, -1 itself."""
+    for pixels in (True, False):
+        method = few(pixels=pixels, iterations=1)
+        site = small(method).server_site(0, "train")
+        black = nn.Linear(12, 64)
+        nn.init.zeros_(black.weight)
+        nn.init.constant_(black.bias, -1.0)
+        seen: list[Tensor] = []
+
+        def extractor(images: Tensor, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(images.detach())
+            return images.flatten(1)[:, :12]
+
+        real = Tensors(mean=torch.zeros(10, 12), count=torch.ones(10))
+        virtual = torch.zeros(10, 12, requires_grad=True)
+        method.train_generator(site, extractor, Generator(black, 2, 10, (1, 8, 8)), virtual, real)
+        wanted = -site.data.mean[0] / site.data.std[0] if pixels else -1.0
+        assert_close(seen[0], torch.full((16, 1, 8, 8), wanted))
+
+
 class Steady(FedPG):
     """A loss whose gradient is 1 in every coordinate of P' and 0 in G: Adam then steps by its lr."""
 

@@ -116,8 +116,8 @@ def test_the_first_round_by_samples_is_fedavg_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_the_gradient_over_batches_is_that_of_all_samples_at_once(fast: bool) -> None:
-    """Weight decay, momentum, clipping and a dropped last batch have no part in it."""
-    training = Training(lr=0.1, batch_size=8, momentum=0.9, weight_decay=0.1, clip=0.01, drop_last=True)
+    """Weight decay, momentum, clipping, augmentation and a dropped last batch have no part in it."""
+    training = Training(lr=0.1, batch_size=8, momentum=0.9, weight_decay=0.1, clip=0.01, drop_last=True, augment="flip")
     world = digits(SCAFFOLD(), training=training, fast=fast)
     site = world.site(0, 0, "train")
     with one_thread():

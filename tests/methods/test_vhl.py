@@ -16,7 +16,7 @@ from fedskew.core.fit import Fit
 from fedskew.core.losses import alignment, supervised_contrast
 from fedskew.core.method import model_of
 from fedskew.core.samples import Data
-from fedskew.core.seeding import one_thread
+from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Tensors
 from fedskew.methods import vhl
@@ -77,6 +77,17 @@ def test_noise_of_a_class_has_a_mean_of_its_own() -> None:
     assert float((made - means[:, None]).std()) == pytest.approx(0.5, rel=0.02)
     assert float(means.std()) == pytest.approx(1, rel=0.08)
     assert float(torch.corrcoef(means).fill_diagonal_(0).abs().max()) < 0.2
+
+
+def test_noise_is_enlarged_between_the_centres_of_its_pixels_and_cut_afterwards() -> None:
+    """From 8x8 to 16x16, first row: pixel 0 is a_0 and pixel 1 is 3/4 a_0 + 1/4 a_1, cut to [0, 1] only then."""
+    rng = seeded(1)
+    low = torch.randn(4, 1, 8, 8, generator=rng)
+    low = low + 0.5 * torch.randn(low.shape, generator=rng)
+    pixels = noise_set(images((1, 16, 16)), 4, 1, 1) * 0.25 + 0.5
+    assert_close(pixels[:, 0, 0, 0], low[:, 0, 0, 0].clamp(0, 1))
+    row = 0.75 * low[:, 0, 0, :-1] + 0.25 * low[:, 0, 0, 1:]
+    assert_close(pixels[:, 0, 0, 1:-1:2], row.clamp(0, 1))
 
 
 def test_the_seed_decides_the_noise() -> None:

@@ -16,6 +16,7 @@ from fedskew.core.settings import UsageError
 from fedskew.models import REGISTRY, Net, build, listing, wrap
 from fedskew.models.efficientnet import MBConv, Squeeze
 from fedskew.models.layers import Layers
+from fedskew.models.wrn import Block, WrnOptions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CIFAR, MNIST, SKIN = (3, 32, 32), (1, 28, 28), (3, 200, 200)
@@ -308,6 +309,19 @@ def test_wrn_has_the_dropout_and_momentum_of_fedmr() -> None:
         net = build("wrn28-10", CIFAR, 100, seed=0)
     assert [layer.p for layer in net.modules() if isinstance(layer, nn.Dropout)] == [0.3] * 12
     assert [layer.momentum for layer in net.modules() if isinstance(layer, nn.BatchNorm2d)] == [0.1] * 24 + [0.9]
+
+
+def test_a_wrn_block_drops_values_between_its_convolutions_in_training_only() -> None:
+    """The first convolution makes 1 everywhere; dropout .5 makes each 0 or 1 / .5 = 2."""
+    block = Block(1, 1, 1, WrnOptions(dropout=0.5), Layers("none"))
+    nn.init.zeros_(block.conv1.weight)
+    nn.init.ones_(block.conv1.bias)
+    seen: list[Tensor] = []
+    block.conv2.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    block.train()(torch.zeros(1, 1, 16, 16))
+    block.eval()(torch.zeros(1, 1, 16, 16))
+    assert seen[0].unique().tolist() == [0.0, 2.0]
+    assert seen[1].unique().tolist() == [1.0]
 
 
 def test_convnet5_head_has_two_layers() -> None:

@@ -15,6 +15,7 @@ import torch
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.sources.catalogue import SOURCES, Source
 from fedskew.data.split.chain import make_partition
+from fedskew.evaluation.metrics import Metrics, ModelMetrics
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.result import Diagnostics
 from fedskew.experiment.run_directory import read_run
@@ -23,7 +24,7 @@ from fedskew.studies.execution import Outcome, execute
 from fedskew.studies.tables.finished import read_tables
 from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
 from fedskew.studies.tables.running import plan, run_table
-from fedskew.studies.tables.verdicts import Cell, RowVerdict, cells, measured, with_verdicts
+from fedskew.studies.tables.verdicts import UNTESTABLE, Cell, RowVerdict, cells, measured, unsettled, with_verdicts
 from helpers.recipes import SMALL
 from helpers.records import a_record, a_result
 
@@ -294,7 +295,7 @@ def test_a_table_of_drift_switches_on_diagnostics() -> None:
 
 def check(recipe: Recipe, ours: dict[str, float | None], scale: Any) -> tuple[list[Cell], RowVerdict]:
     paper = {"FedAvg": 60.0, "FedProx": 70.0, "Own": None, "Same": 62.0}
-    made = [Cell("skewed", c, ours[c], None, paper[c], (0,)) for c in ours]
+    made = [Cell("skewed", c, ours[c], None, paper[c], (0,), unsettled="") for c in ours]
     verdicts, rows = with_verdicts(recipe, made, scale)
     return verdicts, rows["skewed"]
 
@@ -307,6 +308,15 @@ def test_the_verdict_at_the_paper_s_scale_is_by_tolerance_and_order(small: Path)
     assert [v.verdict for v in verdicts] == ["within", "outside", "no value in the paper", "outside"]
     assert (row.pairs, row.kept) == (2, 1)
     assert (row.gain, row.paper_gain) == (pytest.approx(0.0), pytest.approx(10.0))
+
+
+def test_a_difference_of_exactly_the_tolerance_is_within_it_and_still_tells_methods_apart(small: Path) -> None:
+    """Tolerance 10, and the paper has 60 and 70: 70 for 60 is within, and the two are a pair with a gain, not a tie."""
+    recipe = replace(load_recipe(str(small)), tolerance=10.0)
+    verdicts, row = check(recipe, {"FedAvg": 70.0, "FedProx": 80.5}, "paper")
+    assert [v.verdict for v in verdicts] == ["within", "outside"]
+    assert (row.pairs, row.kept) == (1, 1)
+    assert check(recipe, {"FedAvg": 30.0, "FedProx": 31.0}, "reduced")[0][1].verdict == "gain kept"
 
 
 def test_the_verdict_at_the_reduced_scale_is_by_gain_only(small: Path) -> None:
@@ -350,3 +360,37 @@ def test_the_commit_is_that_of_the_working_copy_or_none(tmp_path: Path, monkeypa
 def test_the_committed_tables_are_read_and_written_without_change() -> None:
     files = sorted(RESULTS.glob("*.json"))
     assert [table.to_json() for table in read_tables(RESULTS)] == [path.read_text() for path in files]
+
+
+def curve(*accuracies: float, classes: int = 10) -> Outcome:
+    """A run that was evaluated after each round, on this many classes."""
+    metrics = [Metrics(global_=ModelMetrics(accuracy=a, loss=1.0, per_class=[a] * classes)) for a in accuracies]
+    return Outcome(a_result(accuracies[-1]), [a_record(i, metrics=m) for i, m in enumerate(metrics)])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (curve(0.2, 0.5, 0.6, 0.6, 0.61, 0.6, 0.6, 0.61), ""),
+        (curve(0.1, 0.15, 0.2, 0.21, 0.21, 0.21, 0.21, 0.21), "ends at 21.0 %, near chance (10 %)"),
+        (curve(0.1, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55), "still rises by 10.0 points"),
+        (curve(0.6, 0.6, 0.6), "too few evaluations"),
+        (curve(*[0.7] * 8, classes=2), ""),
+        (curve(*[0.55] * 8, classes=2), "near chance (50 %)"),
+        (Outcome(None, []), "too few evaluations"),
+    ],
+)
+def test_a_baseline_near_chance_or_still_rising_is_not_settled(outcome: Outcome, words: str) -> None:
+    assert words in unsettled([outcome])
+    assert bool(unsettled([outcome])) == bool(words)
+    assert bool(unsettled([curve(*[0.6] * 8), outcome])) == bool(words)  # one of several seeds is enough
+
+
+def test_no_verdict_rests_on_a_baseline_that_has_not_converged(small: Path) -> None:
+    recipe = load_recipe(str(small))
+    paper = {"FedAvg": 60.0, "FedProx": 70.0}
+    for why, verdict in (("", "gain kept"), ("near chance", UNTESTABLE), (None, UNTESTABLE)):
+        base = Cell("skewed", "FedAvg", 30.0, None, paper["FedAvg"], (0,), unsettled=why)
+        other = Cell("skewed", "FedProx", 40.0, None, paper["FedProx"], (0,))
+        assert [cell.verdict for cell in with_verdicts(recipe, [base, other], "reduced")[0]] == ["", verdict]
+        assert with_verdicts(recipe, [base, other], "paper")[0][1].verdict == "outside"

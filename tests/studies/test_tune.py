@@ -133,7 +133,7 @@ def test_a_trial_that_was_cut_off_is_done_anew(tmp_path: Path, monkeypatch: pyte
     assert len(search(plan(tmp_path, methods=("fedavg",)), quiet)[0]["trials"]) == 3
 
 
-def test_a_search_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_search_with_other_settings_is_refused(tmp_path: Path) -> None:
     search(plan(tmp_path, budget=1), quiet)
     with pytest.raises(UsageError, match="other settings"):
         search(replace(plan(tmp_path, budget=1), base=replace(BASE, rounds=1)), quiet)

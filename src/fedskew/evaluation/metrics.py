@@ -59,6 +59,12 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, rename=GLOBAL):
     ensemble: ModelMetrics | None = None
     groups: dict[str, list[int]] = {}  # which classes head, middle and tail are
 
+    @property
+    def classes(self) -> int:
+        """How many classes were evaluated; 0 if nothing was."""
+        figures = self.global_ or (self.clients and self.clients.personal)
+        return len(figures.per_class) if figures else 0
+
     def with_clients_of(self, other: Metrics) -> Metrics:
         """This evaluation with the client figures of another."""
         return msgspec.structs.replace(self, clients=other.clients, new=other.new)

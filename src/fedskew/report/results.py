@@ -9,6 +9,7 @@ from pathlib import Path
 from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.studies.tables.finished import FinishedTable, read_tables
+from fedskew.studies.tables.verdicts import UNTESTABLE
 
 INTRODUCTION = """# Results
 
@@ -71,6 +72,8 @@ def sentences(table: FinishedTable) -> list[str]:
     for name, row in table.rows.items():
         order = "order of the methods kept" if row.kept == row.pairs else "order of the methods not kept"
         parts = [f"{order} ({row.kept} of {row.pairs} pairs)"] if row.pairs else []
+        if why := untestable(table, name):
+            parts = [f"{UNTESTABLE}: {table.baseline} {why}"]
         if row.gain is not None:
             ours, paper = (number(gain, table, signed=True) for gain in (row.gain, row.paper_gain))
             parts.append(f"{table.proposed} over {table.baseline} {ours}{unit}, in the paper {paper}")
@@ -82,6 +85,16 @@ def sentences(table: FinishedTable) -> list[str]:
     return list(dict.fromkeys(made))
 
 
+def untestable(table: FinishedTable, row: str) -> str:
+    """Why a row at the reduced scale says nothing about the paper's claim; "" if it does."""
+    if table.scale == "paper":
+        return ""
+    base = next((cell for cell in table.cells if (cell.row, cell.column) == (row, table.baseline)), None)
+    if base is None:
+        return ""
+    return "was not checked for convergence" if base.unsettled is None else base.unsettled
+
+
 def overview(tables: Sequence[FinishedTable]) -> list[list[str]]:
     """A heading, then one line per row of every table: the paper's claim and what we measured of it."""
     made = [["table", "scale", "setting", "method", "over the baseline", "in the paper", "verdict", "pairs in order"]]
@@ -90,7 +103,7 @@ def overview(tables: Sequence[FinishedTable]) -> list[list[str]]:
             if cell.column == table.proposed:
                 row = table.rows[cell.row]
                 gains = [number(gain, table, signed=True) for gain in (row.gain, row.paper_gain)]
-                pairs = f"{row.kept} of {row.pairs}" if row.pairs else "-"
+                pairs = f"{row.kept} of {row.pairs}" if row.pairs and not untestable(table, cell.row) else "-"
                 title = table.title.partition(":")[0]
                 made.append([title, table.scale, cell.row, cell.column, *gains, cell.verdict, pairs])
     return made

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from fedskew.core.settings import UsageError
+from fedskew.data.dataset import moments
 from fedskew.data.sources.loading import from_dataset, load
 
 
@@ -400,6 +401,20 @@ def test_floats_that_are_not_whole_255ths_stay_bit_identical() -> None:
     assert data.x_train.dtype == np.float32
     assert data.shape == (3, 6, 7)
     assert sorted(map(bytes, data.pooled().x_train)) == sorted(bytes(x.numpy()) for x in xs)
+
+
+def test_a_constant_channel_is_normalised_by_1() -> None:
+    """The first channel is 0 and 255 in equal parts: mean and deviation 1/2. The second is 255: mean 1, deviation 0."""
+    x = np.full((2, 3, 3, 2), 255, np.uint8)
+    x[0, ..., 0] = 0
+    assert moments(x) == (pytest.approx((0.5, 1.0)), pytest.approx((0.5, 1.0)))
+
+
+def test_training_and_test_part_become_bytes_only_if_both_are_whole_255ths() -> None:
+    train = Items([(x, i % 2) for i, x in enumerate(CHW.float() / 255)])
+    data = from_dataset(train, Items([(x / 3, y) for x, y in train.items]))
+    assert data.x_train.dtype == data.x_test.dtype == np.float32
+    assert np.array_equal(data.x_test, CHW.numpy().astype(np.float32) / np.float32(255) / np.float32(3))
 
 
 def test_a_real_torch_dataset_of_vectors_loads() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedskew.core.settings import UsageError
-from fedskew.data.split.allotment import capped_table, fill_requests, redraw, renormalised, sizes_from_shares
+from fedskew.data.split.allotment import Pool, capped_table, fill_requests, redraw, renormalised, sizes_from_shares
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.dirichlet import GroupedEqual
 from helpers.splits import CIFAR10, Labels, balanced, labels, quick, sizes, table
@@ -70,6 +70,14 @@ def test_dirichlet_is_the_published_procedure_sample_for_sample() -> None:
         assert [samples.tolist() for samples in partition.clients] == published_dirichlet(y, 6, 0.2, 15, seed)
         notes += partition.notes
     assert notes, "no seed needed a redraw: the test is too easy"
+
+
+def test_a_client_below_an_even_share_that_is_no_whole_number_gets_a_further_class() -> None:
+    """35 samples over 4 clients are 8.75 each: a client with 8 is still open, as in the published code."""
+    y = balanced(5, 7)
+    for seed in range(40):
+        partition = make_partition("dirichlet:alpha=0.5,clients=4,min=1", y, seed=seed)
+        assert [samples.tolist() for samples in partition.clients] == published_dirichlet(y, 4, 0.5, 1, seed)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +166,25 @@ def test_grouped_equal_keeps_a_group_s_samples_near_its_ten_clients(N: int, seed
     for g in range(groups):
         members = client[order[g * size : (g + 1) * size if g < groups - 1 else 400]]
         assert 10 * g - 1 <= members.min() <= members.max() <= 10 * g + 10
+
+
+def test_grouped_equal_gives_a_group_of_ten_clients_its_share_of_the_samples() -> None:
+    """29 samples over 20 clients: the first ten share 290 / 20 = 14 of them, not ten times 29 // 20."""
+    clients = GroupedEqual(clients=20, alpha=20.0)(Pool(np.arange(29) % 2), np.random.RandomState(0)).clients
+    order = np.random.RandomState(0).permutation(29)
+    assert set(np.concatenate(clients)[:14].tolist()) == set(order[:14].tolist())
+
+
+def test_grouped_equal_takes_the_first_draw_that_gives_every_worker_half_the_mean() -> None:
+    """Three classes of 100 over ten workers: the mean is 30, so the first of a batch with 15 or more for each."""
+    rng = np.random.RandomState(0)
+    shares = rng.dirichlet(np.full(10, 2.0), size=(250, 3))
+    tables = capped_table(np.moveaxis(shares, 1, 0), [100] * 3, 30.0, rng)
+    smallest = tables.sum(axis=-1).min(axis=-1)
+    first = next(i for i in range(250) if smallest[i] >= 15)
+    assert smallest[first] < smallest.max()
+    found, rejected = GroupedEqual(alpha=2.0)._table([100] * 3, 10, np.random.RandomState(0))
+    assert (found.tolist(), rejected) == (tables[first].tolist(), first)
 
 
 def test_grouped_equal_workers_have_half_the_mean_before_the_second_cut() -> None:

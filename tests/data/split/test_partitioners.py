@@ -139,6 +139,14 @@ def test_subset_gives_the_dominant_class_its_true_share(N: int) -> None:
     assert found.min() >= 1
 
 
+def test_two_class_never_leaves_both_halves_of_a_class_with_one_client() -> None:
+    """With three classes a random pairing does so in most draws, and a swap of a client with itself would keep it."""
+    y = balanced(3, 4)
+    for seed in range(60):
+        mix = table(make_partition("two-class", y, seed=seed), y)
+        assert np.count_nonzero(mix, axis=1).tolist() == [2, 2, 2]
+
+
 def test_subset_shares_by_hand() -> None:
     """Two classes of 100 over two clients with share .75: each has 75 of its main class and 25 of the other."""
     y = balanced(2, 100)

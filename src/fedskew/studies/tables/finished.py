@@ -19,9 +19,10 @@ from fedskew.experiment.run_directory import versions
 from fedskew.experiment.tracking import flat
 from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
-from fedskew.studies.tables.verdicts import Cell, RowVerdict, with_verdicts
+from fedskew.studies.tables.verdicts import UNTESTABLE, Cell, RowVerdict, with_verdicts, withdrawn
 
 ROOT = Path(__file__).parents[4]  # of a working copy
+CLAIMS = ("gain kept", "gain lost", "loss kept", "no loss here", "a tie in the paper")  # at the reduced scale
 
 
 class FinishedTable(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,18 @@ def write_table(table: FinishedTable, folder: Path) -> Path:
     return path
 
 
+def _withdraw(table: FinishedTable) -> FinishedTable:
+    """The table without verdicts that rest on a baseline of which nobody checked whether it had converged."""
+    base = {cell.row: cell for cell in table.cells if cell.column == table.baseline}
+    cells = [
+        replace(cell, verdict=UNTESTABLE)
+        if cell.verdict in CLAIMS and withdrawn(cell, base.get(cell.row), table.scale)
+        else cell
+        for cell in table.cells
+    ]
+    return msgspec.structs.replace(table, cells=cells)
+
+
 def read_tables(folder: Path) -> list[FinishedTable]:
     """Every finished table in a folder. JSON files without cells are ignored; damaged ones are a `UsageError`."""
     made = []
@@ -119,7 +132,7 @@ def read_tables(folder: Path) -> list[FinishedTable]:
                 needed = [field.name for field in msgspec.structs.fields(FinishedTable) if field.required]
                 if lacking := [name for name in needed if name not in values]:
                     raise ValueError(f"it lacks {', '.join(lacking)}")
-                made.append(msgspec.convert(values, FinishedTable))
+                made.append(_withdraw(msgspec.convert(values, FinishedTable)))
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} is not a finished table: {error}.") from None
     return made

@@ -13,6 +13,10 @@ from fedskew.studies.execution import Outcome
 from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
 
+UNTESTABLE = "cannot be tested at this scale"
+NEAR_CHANCE = 0.2  # of the way from chance to 100 %: a baseline below it only tells who starts faster
+STILL_RISING = 0.02  # of accuracy, from one quarter of the evaluations to the last
+
 
 def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | None:
     """One figure of one run, in the table's unit (accuracies in percent); None if the run has none.
@@ -46,6 +50,7 @@ class Cell:
     failed: str = ""  # why there is no value: the run diverged, or its data set is not available
     absent: bool = False  # nothing was run, because the data set is not available
     verdict: str = ""
+    unsettled: str | None = None  # of the baseline: why nothing can be compared with it; "": it has converged
 
 
 @dataclass(frozen=True)
@@ -84,16 +89,43 @@ def cells(recipe: Recipe, outcomes: Sequence[tuple[Work, Outcome]]) -> list[Cell
                 seeds=tuple(values),
                 failed=next((outcome.failed for _, outcome in here if outcome.failed), ""),
                 absent=any(outcome.no_data for _, outcome in here),
+                unsettled=unsettled([outcome for _, outcome in here]) if column == recipe.baseline else None,
             )
         )
     return made
+
+
+def unsettled(outcomes: Sequence[Outcome]) -> str:
+    """Why these runs have not converged, so that a method's lead over them only shows that it starts faster.
+
+    A run is settled if it ends well above chance and its accuracy no longer rises. "" if all of them are.
+    """
+    for outcome in outcomes:
+        evaluated = [record.metrics for record in outcome.records if record.metrics is not None]
+        curve = [accuracy for metrics in evaluated if (accuracy := headline(metrics)) is not None]
+        if len(curve) < 4:
+            return "has too few evaluations to see whether its curve is flat"
+        chance = 1 / max(1, evaluated[-1].classes)
+        if curve[-1] < chance + NEAR_CHANCE * (1 - chance):
+            return f"ends at {100 * curve[-1]:.1f} %, near chance ({100 * chance:.0f} %)"
+        quarter = max(1, len(curve) // 4)
+        rise = statistics.mean(curve[-quarter:]) - statistics.mean(curve[-2 * quarter : -quarter])
+        if rise > STILL_RISING:
+            return f"still rises by {100 * rise:.1f} points over the last quarter of its evaluations"
+    return ""
+
+
+def withdrawn(cell: Cell, base: Cell | None, scale: Scale) -> bool:
+    """Whether a verdict on this cell would rest on a baseline that has not converged, or was not checked."""
+    return scale == "reduced" and cell is not base and base is not None and base.unsettled != ""
 
 
 def with_verdicts(recipe: Recipe, made: Sequence[Cell], scale: Scale) -> tuple[list[Cell], dict[str, RowVerdict]]:
     """The cells with their verdicts, and a verdict on each row.
 
     At the paper's scale a cell is within the tolerance of the paper's value or not. At the reduced scale only the order
-    of methods and the gain over the baseline count. Methods that the paper has closer than the tolerance are a tie.
+    of methods and the gain over the baseline count, and only if the baseline has converged. Methods that the paper has
+    closer than the tolerance are a tie.
     """
     rows: dict[str, RowVerdict] = {}
     checked = []
@@ -120,6 +152,8 @@ def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str
     gain, paper = _gain(cell, base, "ours"), _gain(cell, base, "paper")
     if cell is base or gain is None or paper is None:
         return ""
+    if withdrawn(cell, base, scale):
+        return UNTESTABLE
     if abs(paper) < recipe.tolerance:
         return "a tie in the paper"
     kept = gain * paper > 0
