@@ -7,6 +7,7 @@ import contextlib
 import io
 import queue
 import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -564,3 +565,54 @@ def test_a_run_over_the_network_with_keys_has_the_bits_of_one_process(tmp_path: 
 
     differ, _ = parity.compare(tmp_path / "trial", "fedcrc", 2, stranger=True)
     assert differ == []
+
+
+LOST_RESPONSE = """
+import sys, types
+package = types.ModuleType("flower_side"); package.__path__ = [sys.argv[1]]; sys.modules["flower_side"] = package
+import httpx
+from flwr.app import Message
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.task_identity import TaskIdentity
+from flower_side import carrier
+from flower_side.frames import as_records
+
+class Server:
+    stored, cut = set(), True
+    def PushMessages(self, request):
+        names = [piece.object_id for piece in iterate_object_tree(request.message_object_trees[0])]
+        self.names = set(names)
+        return PushMessagesResponse(objects_to_push=[name for name in names if name not in self.stored])
+    def PushObject(self, request):
+        new = request.object_id not in self.stored
+        self.stored.add(request.object_id)
+        if self.cut:
+            self.cut = False
+            raise httpx.ReadError("the response is lost")
+        return PushObjectResponse(stored=new)
+
+site = object.__new__(carrier.Carrier)
+site.client, site.node, site.config, site.last_note = Server(), Node(node_id=1), {"insecure": True, "server": "s"}, ""
+site.pipe = types.SimpleNamespace(send=lambda header: None)
+carrier.time = types.SimpleNamespace(sleep=lambda seconds: None)
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+request = Message(as_records({"a": 1}, b"bytes"), 1, "train")
+request.metadata.__dict__["_message_id"] = request.object_id
+site.deliver(request, {"b": 2}, b"reply", seconds=1.0)
+print(len(site.client.names), site.client.names == site.client.stored)
+"""
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_reply_is_complete_though_the_response_to_one_of_its_pieces_was_lost() -> None:
+    """The site sends that piece again, the server does not take it twice; the other pieces still have to arrive."""
+    command = [child.interpreter(), "-P", "-c", LOST_RESPONSE, str(child.MODULES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    pieces, complete = done.stdout.split()
+    assert int(pieces) > 1
+    assert complete == "True"

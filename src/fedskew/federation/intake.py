@@ -60,7 +60,7 @@ class Intake:
             reasons = "; ".join(f"client {client} {why}" for client, why in list(self.lost.items())[:3])
             raise QuorumLost(
                 f"{len(self.accepted)} of {len(self.accepted) + len(self.lost)} clients gave a usable update, "
-                f"{self.quorum} are needed ({reasons or 'nobody was asked'})"
+                f"{self.quorum} are needed ({reasons or 'no client was asked'})"
             )
 
     def _checked(self) -> Iterator[Update]:

@@ -144,7 +144,6 @@ ORPHAN = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.simulate.window import Window
 from fedskew.methods.fedavg import FedAvg
 from toys import digits
 from helpers.processes import train

@@ -21,6 +21,7 @@ from .frames import Header, Pipe, as_records, from_records
 HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
 POLL, SLOWEST_POLL = 0.1, 1.0  # seconds between polls for a message: after one, and a minute later
 LONGEST_PAUSE = 10.0  # seconds between attempts to reach the server
+PUSH_ATTEMPTS = 5  # to push the pieces of a reply
 
 T = TypeVar("T")
 
@@ -250,17 +251,20 @@ class Carrier:
             message_object_trees=[get_object_tree(reply)],
             clientapp_runtime_list=[seconds],
         )
-        response = self.call_with_retry(self.client.PushMessages, request)
-        push = make_push_object_fn_protobuf(
-            lambda request: self.call_with_retry(self.client.PushObject, request),
-            self.node,
-            message.metadata.run_id,
-            response.session_id,
-        )
-        try:
-            push_objects(objects, push, object_ids_to_push=set(response.objects_to_push), keep_objects=True)
-        except ObjectPushError as error:
-            self.note(f"a reply was not accepted: {error}")
+        for attempt in range(PUSH_ATTEMPTS):
+            response = self.call_with_retry(self.client.PushMessages, request)  # also says which pieces are missing
+            push = make_push_object_fn_protobuf(
+                lambda request: self.call_with_retry(self.client.PushObject, request),
+                self.node,
+                message.metadata.run_id,
+                response.session_id,
+            )
+            try:
+                push_objects(objects, push, object_ids_to_push=set(response.objects_to_push), keep_objects=True)
+                return
+            except ObjectPushError as error:  # also if a piece arrived, but the response to it was lost
+                if attempt == PUSH_ATTEMPTS - 1:
+                    self.note(f"a reply was not accepted: {error}")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ ATTEMPTS = 2  # a job whose worker died this many times is given up
 
 
 class Window:
-    """The jobs that may start now: those among the next `size` whose results are needed.
+    """The jobs that may start now: the next `size` ones, from the first whose result has not been passed on.
 
     Within the window the largest job starts first. Jobs after it wait, so at most `size` results are held in memory.
     Jobs are identified by their index in `jobs`.
