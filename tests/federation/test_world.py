@@ -95,3 +95,9 @@ def test_the_pieces_of_the_test_set_make_up_the_whole(monkeypatch: pytest.Monkey
     assert [score.samples for score in scores] == [30, 30, 30, 10]
     summed = scores[0] + scores[1] + scores[2] + scores[3]
     assert (summed.correct, summed.total) == (whole.correct, whole.total)
+
+
+def test_a_world_takes_no_positional_arguments() -> None:
+    """Eleven arrays and index lists in a row would be swapped without anyone noticing."""
+    with pytest.raises(TypeError, match="positional"):
+        World(FedAvg(), Training())  # type: ignore[misc]
