@@ -52,22 +52,22 @@ def test_a_run_has_the_same_bits_with_and_without_diagnosis() -> None:
     list(asked)
     assert plain.result.digest == asked.result.digest
     assert plain.result.diagnostics is None
-    told = asked.result.diagnostics
-    assert told.clients == 4
-    assert told.eigenvalue_spread > 0
-    assert told.head_distance > 0
+    found = asked.result.diagnostics
+    assert found.clients == 4
+    assert found.eigenvalue_spread > 0
+    assert found.head_distance > 0
 
 
 def test_a_frozen_head_does_not_drift_and_a_personal_one_does() -> None:
     """FedBABU's clients never train the head; FedPer's keep their own."""
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name in ("fedbabu", "fedper"):
         run = Run(replace(SMALL, method=REGISTRY[name](), evaluation=ASKED))
         list(run)
-        told[name] = run.result.diagnostics
-    assert told["fedbabu"].head_distance == 0
-    assert told["fedper"].head_distance > 0.1
-    assert told["fedper"].eigenvalue_spread is None  # no global model
+        found[name] = run.result.diagnostics
+    assert found["fedbabu"].head_distance == 0
+    assert found["fedper"].head_distance > 0.1
+    assert found["fedper"].eigenvalue_spread is None  # no global model
 
 
 def test_clients_drift_from_the_server_s_model_and_states_stay() -> None:

@@ -63,7 +63,7 @@ def test_an_update_is_checked_at_the_border(sent: Update, words: str) -> None:
 
 
 class Answers:
-    """A federation that gives the replies it is told to, and remembers what was committed."""
+    """A federation that replies as the test says, and remembers what was committed."""
 
     population = 3
 

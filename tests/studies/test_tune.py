@@ -177,8 +177,8 @@ def test_the_tune_command_says_what_it_chose_and_what_next(fedskew: Any) -> None
     assert said.code == 0, said.err
     for words in ("fedprox trial 2 of 2", "best of 2 trials each", "lr=", "mu=", "fedskew run --config t/fedavg.toml"):
         assert words in said.out
-    told = fedskew("tune", "fedavg", "fedprox", *few, "--json").json()
-    assert [line["method"] for line in told["methods"]] == ["fedavg", "fedprox"]
+    printed = fedskew("tune", "fedavg", "fedprox", *few, "--json").json()
+    assert [line["method"] for line in printed["methods"]] == ["fedavg", "fedprox"]
     assert fedskew("run", "--config", "t/fedprox.toml", "--workers", "1", "--json").json()["accuracy"] > 0
 
 
