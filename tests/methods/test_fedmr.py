@@ -433,7 +433,7 @@ def test_mu2_defaults_to_the_weight_of_the_form(form: Any) -> None:
 
 
 def test_prototypes_are_the_class_means_of_trained_clients_pooled_by_samples() -> None:
-    """A class split between two clients: the mean of their means, by their samples, under each one's own trained net."""
+    """A class split between two clients: the mean of their means by samples, each under its own trained net."""
     world = digits(FedMR(), split="pcdd:clients=10,classes=2", training=None)
     records, _ = rounds(world, 1)
     start = world.method.broadcast(world.method.init_server(world.server_site(0, "init")))

@@ -24,7 +24,7 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 from toys import digits, rounds, same
 
-CONTROLS = {"local", "central"}
+CONTROLS = {"local", "central", "publiconly"}
 PUBLIC = "public:per_class=4+"  # put before the split of a method that needs public data
 
 

@@ -21,10 +21,19 @@ from fedskew.experiment.result import Diagnostics
 from fedskew.experiment.run_directory import read_run
 from fedskew.models import build
 from fedskew.studies.execution import Outcome, execute
-from fedskew.studies.tables.finished import read_tables
+from fedskew.studies.tables.finished import finish, read_tables
 from fedskew.studies.tables.recipe import HOME, SCALES, Recipe, load_recipe, names
-from fedskew.studies.tables.running import plan, run_table
-from fedskew.studies.tables.verdicts import UNTESTABLE, Cell, RowVerdict, cells, measured, unsettled, with_verdicts
+from fedskew.studies.tables.running import choose_rates, plan, run_table
+from fedskew.studies.tables.verdicts import (
+    UNTESTABLE,
+    Cell,
+    RowVerdict,
+    cells,
+    last_five,
+    measured,
+    unsettled,
+    with_verdicts,
+)
 from helpers.recipes import SMALL
 from helpers.records import a_record, a_result
 
@@ -394,3 +403,78 @@ def test_no_verdict_rests_on_a_baseline_that_has_not_converged(small: Path) -> N
         other = Cell("skewed", "FedProx", 40.0, None, paper["FedProx"], (0,))
         assert [cell.verdict for cell in with_verdicts(recipe, [base, other], "reduced")[0]] == ["", verdict]
         assert with_verdicts(recipe, [base, other], "paper")[0][1].verdict == "outside"
+
+
+# --- controls
+
+
+CONTROLS = """[controls]
+"terms off" = "fedprox:mu=0"
+tuned = { method = "fedavg", rates = [0.0001, 0.2] }
+longer = { method = "fedavg", settings = { rounds = 3 } }
+[settings]"""
+
+
+@pytest.fixture
+def controlled(small: Path) -> Recipe:
+    small.write_text(small.read_text().replace("[settings]", CONTROLS, 1))
+    return load_recipe(str(small))
+
+
+def test_controls_are_columns_without_a_value_in_the_paper(controlled: Recipe) -> None:
+    assert controlled.chosen("reduced", "columns", [])[-3:] == ["terms off", "tuned", "longer"]
+    assert controlled.paper("skewed", "tuned") is None
+    assert controlled.experiments("skewed", "longer", 0, "paper")[0].rounds == 3
+    assert controlled.experiments("skewed", "longer", 0, "reduced")[0].rounds == 3  # reduced settings do not undo it
+
+
+def test_the_rate_of_a_control_is_chosen_on_validation_data(controlled: Recipe, tmp_path: Path) -> None:
+    """Of 0.0001, which learns nothing in one round, and 0.2; the runs hold out validation parts of another seed."""
+    chosen = choose_rates(controlled, "reduced", [], [], tmp_path)
+    assert chosen.chosen_rates == {("skewed", "tuned"): 0.2}
+    for run in tmp_path.glob("*/rate-*/lr*"):
+        settings = read_run(run).experiment
+        assert (settings.evaluation.part, settings.seed) == ("validation", 1000)
+        assert settings.holdout.validation > 0
+    (tuned,) = chosen.experiments("skewed", "tuned", 0, "reduced")
+    assert (tuned.training.lr, tuned.seed, tuned.evaluation.part) == (0.2, 0, "test")
+
+
+def test_a_finished_table_says_which_cells_are_controls_and_their_rates(controlled: Recipe, tmp_path: Path) -> None:
+    recipe = choose_rates(controlled, "reduced", [], [], tmp_path)
+    works = plan(recipe, "reduced", [], [], [], tmp_path)
+    table = finish(recipe, "reduced", works, cells(recipe, list(run_table(works, quiet))))
+    verdicts = {cell.column: cell.verdict for cell in table.cells}
+    assert [name for name, verdict in verdicts.items() if verdict == "control"] == ["terms off", "tuned", "longer"]
+    assert table.rates == {"skewed": {"tuned": 0.2}}
+    by_name = {cell.column: cell for cell in table.cells}
+    assert by_name["terms off"].ours == by_name["FedAvg"].ours
+
+
+def test_the_mean_of_the_last_five_evaluations_stands_beside_the_last_round() -> None:
+    curve = [10.0, 0.6, 0.5, 0.7, 0.8, 0.4]  # the first is not among the last five
+    records = [
+        a_record(round, metrics=Metrics(global_=ModelMetrics(accuracy=value, loss=1.0, per_class=[value])))
+        for round, value in enumerate(curve)
+    ]
+    outcome = Outcome(a_result(), records)
+    assert last_five("global", outcome) == pytest.approx(60.0)
+    assert last_five("personal", outcome) is None
+    assert last_five("global", replace(outcome, failed="diverged")) is None
+    assert last_five("round_seconds", outcome) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"terms off" =', "FedAvg =", "has 'FedAvg' both in"),
+        ('Own = { method = "finetune",', 'Own = { rates = [0.1], method = "finetune",', "only a control may"),
+        ("rates = [0.0001, 0.2]", "rates = [0.0, 0.2]", "rates"),
+    ],
+)
+def test_a_mistake_in_a_control_is_one_sentence(small: Path, old: str, new: str, sentence: str) -> None:
+    text = small.read_text().replace("[settings]", CONTROLS, 1)
+    assert old in text
+    small.write_text(text.replace(old, new, 1))
+    with pytest.raises(UsageError, match=sentence):
+        load_recipe(str(small))

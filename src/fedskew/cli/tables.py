@@ -17,7 +17,7 @@ from fedskew.federation.protocol import Record
 from fedskew.report.results import headings, lines, sentences
 from fedskew.studies.tables.finished import finish, write_table
 from fedskew.studies.tables.recipe import SCALES, Recipe, Scale, load_recipe, names
-from fedskew.studies.tables.running import Work, missing_data, plan, run_table
+from fedskew.studies.tables.running import Work, choose_rates, missing_data, plan, run_table
 from fedskew.studies.tables.verdicts import cells
 
 
@@ -54,8 +54,11 @@ def show_table(
     """
     recipe = load_recipe(name)
     chosen = choose("scale", scale, {s: s for s in SCALES})
-    works = plan(recipe, chosen, rows, columns, seeds, out or Path("runs/tables") / recipe.name)
+    out = out or Path("runs/tables") / recipe.name
     screen = make_screen(as_json)
+    with resumable("the same command"):
+        recipe = choose_rates(recipe, chosen, rows, columns, out, **options)
+    works = plan(recipe, chosen, rows, columns, seeds, out)
     missing = missing_data(works, options.get("data_dir"))
     to_do = list(dict.fromkeys(work.path for work in works if not work.finished and work.data not in missing))
     if not to_do and not any(work.finished for work in works):

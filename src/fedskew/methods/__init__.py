@@ -30,6 +30,7 @@ from fedskew.methods.fedrep import FedRep as FedRep
 from fedskew.methods.finetune import FineTune as FineTune
 from fedskew.methods.local import Local as Local
 from fedskew.methods.moon import MOON as MOON
+from fedskew.methods.publiconly import PublicOnly as PublicOnly
 from fedskew.methods.ratioloss import RatioLoss as RatioLoss
 from fedskew.methods.scaffold import SCAFFOLD as SCAFFOLD
 from fedskew.methods.taunorm import TauNorm as TauNorm

@@ -11,6 +11,7 @@ from fedskew.core.settings import UsageError
 from fedskew.studies.tables.finished import FinishedTable, read_tables
 from fedskew.studies.tables.verdicts import UNTESTABLE
 
+LAST_FIVE = "mean of the last 5 evaluations"
 INTRODUCTION = """# Results
 
 Generated from `results/` by `fedskew table docs`; do not edit. Each table is run again by
@@ -32,8 +33,8 @@ def number(value: float | None, table: FinishedTable, spread: float | None = Non
 def headings(table: FinishedTable) -> list[str]:
     """The titles of the columns of `lines`."""
     if table.scale == "paper":
-        return ["setting", "method", "ours", "paper", "difference", "verdict"]
-    return ["setting", "method", "ours", f"over {table.baseline}", "in the paper", "verdict"]
+        return ["setting", "method", "ours", LAST_FIVE, "paper", "difference", "verdict"]
+    return ["setting", "method", "ours", LAST_FIVE, f"over {table.baseline}", "in the paper", "verdict"]
 
 
 def lines(table: FinishedTable) -> list[list[str]]:
@@ -53,7 +54,8 @@ def lines(table: FinishedTable) -> list[list[str]]:
         else:
             gains = _difference(cell.ours, other.ours), _difference(cell.paper, other.paper)
             shown = [number(gain, table, signed=True) for gain in gains]
-        made.append([cell.row, cell.column, number(cell.ours, table, cell.spread), *shown, cell.verdict])
+        ours = number(cell.ours, table, cell.spread), number(cell.last_five, table)
+        made.append([cell.row, cell.column, *ours, *shown, cell.verdict])
     return made
 
 
@@ -119,6 +121,12 @@ def markdown(tables: Sequence[FinishedTable]) -> str:
             f"Seeds {', '.join(map(str, seeds))}; commit {table.commit or 'unknown'}; {table.date}; {versions}.",
             f"Reduced: {table.reduced}" if table.reduced else "",
             table.notes.strip(),
+            *(
+                f"Learning rates chosen on validation data, {row}: "
+                + ", ".join(f"{column} {rate:g}" for column, rate in rates.items())
+                + "."
+                for row, rates in table.rates.items()
+            ),
         ]
         parts += [
             f"## {table.title}\n",

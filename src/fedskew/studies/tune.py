@@ -91,17 +91,21 @@ class Search:
 
     def trial(self, text: str, values: Mapping[str, float], seed: int) -> Experiment:
         """The experiment of one trial, evaluated on validation data after the last round."""
-        chosen = self.chosen(text, values)
-        holdout = replace(chosen.holdout, validation=chosen.holdout.validation or VALIDATION)
-        rounds = len(chosen.method.stages(chosen.rounds))
-        evaluation = replace(chosen.evaluation, part="validation", every=rounds)
-        return replace(chosen, holdout=holdout, evaluation=evaluation, seed=seed)
+        return on_validation(self.chosen(text, values), seed)
 
     def chosen(self, text: str, values: Mapping[str, float]) -> Experiment:
         """The base experiment with these values: what is written to the method's file."""
         own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith("method.")}
         training = replace(self.base.training, lr=values["lr"])
         return replace(self.base, method=replace(method_of(text), **own), training=training)
+
+
+def on_validation(experiment: Experiment, seed: int) -> Experiment:
+    """The experiment with another seed, evaluated once, after the last round, on validation data."""
+    holdout = replace(experiment.holdout, validation=experiment.holdout.validation or VALIDATION)
+    rounds = len(experiment.method.stages(experiment.rounds))
+    evaluation = replace(experiment.evaluation, part="validation", every=rounds)
+    return replace(experiment, holdout=holdout, evaluation=evaluation, seed=seed)
 
 
 def criterion(metrics: Metrics, goal: Goal) -> float:

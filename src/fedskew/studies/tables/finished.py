@@ -44,6 +44,7 @@ class FinishedTable(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     settings: dict[str, Any] = {}  # that all runs share
     methods: dict[str, Any] = {}  # column -> the method's settings
+    rates: dict[str, dict[str, float]] = {}  # row -> control -> the learning rate chosen for it on validation data
     runs: list[str] = []  # directories, below the folder of the runs
     cells: list[Cell]
     rows: dict[str, RowVerdict]
@@ -78,6 +79,10 @@ def finish(recipe: Recipe, scale: Scale, works: Sequence[Work], made: Sequence[C
         date=time.strftime("%Y-%m-%d"),
         settings=common,
         methods={work.column: work.experiment.as_dict()["method"] for work in works},
+        rates={
+            row: {c: rate for (r, c), rate in recipe.chosen_rates.items() if r == row}
+            for row in dict.fromkeys(row for row, _ in recipe.chosen_rates)
+        },
         runs=sorted({f"{work.path.parent.name}/{work.path.name}" for work in works}),
         cells=checked,
         rows=rows,

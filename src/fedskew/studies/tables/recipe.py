@@ -6,6 +6,10 @@ tolerance               how far from the paper still counts as reproduced, in th
 seeds
 baseline, proposed      the columns whose difference is the paper's claim
 [columns]               name = "method:field=value,...", or {method = "...", figure = "..."}
+[controls]              further columns that the paper does not have, written like [columns]: what a claim is checked
+                        against, such as the method with its terms off. They may also have
+    settings            settings that differ from the table's
+    rates               learning rates; the best one on validation data is used, for each row (see studies/choice.py)
 [settings]              the paper's experiment, as in `fedskew run --config`
 [rows.NAME]             settings that differ in this row, and
     paper               the published values, in the order of the columns; nan where it has none
@@ -48,6 +52,8 @@ class Column:
 
     method: str  # with its settings: fedprox:mu=0.1
     figure: str = ""  # "" for the table's
+    settings: Tree = field(default_factory=dict)  # of the experiment; controls only
+    rates: tuple[Positive, ...] = ()  # learning rates to choose from on validation data; controls only
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class Recipe:
     columns: dict[str, str | Tree]
     rows: dict[str, Tree]
     reduced: Reduced = field(default_factory=lambda: Reduced("nothing", 1.0))
+    controls: dict[str, str | Tree] = field(default_factory=dict)
     settings: Tree = field(default_factory=dict)
     figure: str = "global"
     tolerance: Positive = 2.0
@@ -101,6 +108,7 @@ class Recipe:
     proposed: str = ""  # the column whose gain over the baseline is the paper's claim
     notes: str = ""
     name: str = ""
+    chosen_rates: dict[tuple[str, str], float] = field(default_factory=dict)  # by row and column, once chosen
 
     @property
     def better(self) -> Better:
@@ -109,10 +117,10 @@ class Recipe:
 
     @cached_property
     def parsed_columns(self) -> dict[str, Column]:
-        """The columns, checked, by name."""
+        """The columns, then the controls, checked, by name."""
         return {
             name: Column(c) if isinstance(c, str) else build(Column, c, f"column '{name}' of table {self.name}")
-            for name, c in self.columns.items()
+            for name, c in (self.columns | self.controls).items()
         }
 
     @cached_property
@@ -136,17 +144,29 @@ class Recipe:
 
     def paper(self, row: str, column: str) -> float | None:
         """The published value of a cell; None if the paper has none."""
+        if column in self.controls:
+            return None
         value = self.parsed_rows[row].paper[list(self.columns).index(column)]
         return None if math.isnan(value) else value
 
     def chosen(self, scale: Scale, what: Literal["rows", "columns"], wanted: Sequence[str]) -> list[str]:
         """The names of the rows or columns to run: those in `wanted`, or all of this scale if it is empty."""
-        every = list(getattr(self, what))
+        every = list(self.rows if what == "rows" else self.parsed_columns)
         for name in wanted:
             if name not in every:
                 raise unknown(f"{what[:-1]} of table {self.name}", name, every)
         scaled = list(getattr(self.reduced, what)) if scale == "reduced" else []
+        if what == "columns" and scaled:
+            scaled += self.controls
         return [name for name in every if name in (wanted or scaled or every)]
+
+    def _own_settings(self, row: str, column: str) -> Tree:
+        """The settings of a control that differ from the table's, with the learning rate chosen for this row."""
+        rate = self.chosen_rates.get((row, column))
+        own = copy.deepcopy(self.parsed_columns[column].settings)
+        if rate is not None:
+            merge(own, {"training": {"lr": rate}})
+        return own
 
     def chosen_seeds(self, scale: Scale) -> tuple[int, ...]:
         """The seeds of this scale."""
@@ -162,7 +182,7 @@ class Recipe:
         made = []
         for variant in place.mean_over:
             values: Tree = {}
-            for layer in (self.settings, own, variant, less.settings if less else {}):
+            for layer in (self.settings, own, variant, less.settings if less else {}, self._own_settings(row, column)):
                 merge(values, layer)
             if less:
                 values["split"] = less.split(values.get("split", Experiment.split))
@@ -226,6 +246,11 @@ def _check(recipe: Recipe) -> None:
         raise UsageError(f"table {recipe.name} needs [columns] and [rows] with at least one entry each.")
     for key in (recipe.figure, *(c.figure for c in recipe.parsed_columns.values() if c.figure)):
         choose(f"figure of table {recipe.name}", key, TABULATED)
+    if twice := recipe.columns.keys() & recipe.controls.keys():
+        raise UsageError(f"table {recipe.name} has '{min(twice)}' both in [columns] and in [controls].")
+    for name in recipe.columns:
+        if recipe.parsed_columns[name].settings or recipe.parsed_columns[name].rates:
+            raise UsageError(f"column '{name}' of table {recipe.name} has settings or rates: only a control may.")
     for kind in ("baseline", "proposed"):
         if (given := getattr(recipe, kind)) and given not in recipe.columns:
             raise unknown(f"{kind} of table {recipe.name}", given, recipe.columns)
@@ -234,11 +259,11 @@ def _check(recipe: Recipe) -> None:
     recipe.chosen("reduced", "columns", less.columns)
     layers = [less.options, *(row.options for row in recipe.parsed_rows.values())]
     for column in (c for layer in layers for c in layer if c != "*"):
-        if column not in recipe.columns:
-            raise unknown(f"column (in options) of table {recipe.name}", column, recipe.columns)
+        if column not in recipe.parsed_columns:
+            raise unknown(f"column (in options) of table {recipe.name}", column, recipe.parsed_columns)
     for scale in ("paper", "reduced"):
         for row in recipe.rows:
-            for column in recipe.columns:
+            for column in recipe.parsed_columns:
                 try:
                     recipe.experiments(row, column, recipe.seeds[0], scale)
                 except UsageError as error:

@@ -17,6 +17,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import is_finished
 from fedskew.federation.protocol import Record
+from fedskew.studies.choice import choose_rate
 from fedskew.studies.execution import Outcome, execute, file_name
 from fedskew.studies.tables.recipe import Recipe, Scale
 
@@ -65,6 +66,30 @@ def plan(
                     path = out / file_name(row) / f"{experiment.method_name}-s{seed}-{mark}"
                     works.append(Work(row, column, seed, variant, experiment, path))
     return works
+
+
+def choose_rates(
+    recipe: Recipe, scale: Scale, rows: Sequence[str], columns: Sequence[str], out: Path, **options: Any
+) -> Recipe:
+    """The recipe with the learning rates of its controls chosen on validation data, row by row (see `choose_rate`).
+
+    A row that is a mean over several settings chooses on the first of them. Rows without their data are left out.
+    """
+    chosen = dict(recipe.chosen_rates)
+    for row in recipe.chosen(scale, "rows", rows):
+        for column in recipe.chosen(scale, "columns", columns):
+            rates = recipe.parsed_columns[column].rates
+            if not rates:
+                continue
+            experiment = recipe.experiments(row, column, 0, scale)[0]
+            try:
+                data = _data(str(experiment.data), options.get("data_dir"))
+            except UsageError:
+                continue
+            mark = hashlib.sha256(experiment.to_toml().encode()).hexdigest()[:10]
+            path = out / file_name(row) / f"rate-{mark}"
+            chosen[row, column] = choose_rate(replace(experiment, data=data), rates, path, **options)
+    return replace(recipe, chosen_rates=chosen)
 
 
 @lru_cache(maxsize=2)

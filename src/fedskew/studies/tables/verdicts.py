@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -15,6 +15,7 @@ from fedskew.studies.tables.running import Work
 
 UNTESTABLE = "cannot be tested at this scale"
 NEAR_CHANCE = 0.2  # of the way from chance to 100 %: a baseline below it only tells who starts faster
+LAST = 5  # evaluations of the mean that is shown beside the last round
 STILL_RISING = 0.02  # of accuracy, from one quarter of the evaluations to the last
 
 
@@ -37,6 +38,18 @@ def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | No
     return 100 * value if value is not None and key in ACCURACIES else value
 
 
+def last_five(key: str, outcome: Outcome) -> float | None:
+    """The mean of an accuracy over the last five evaluations of a run, in percent; None if it has none.
+
+    One round's accuracy swings by several points where clients lack classes; the mean swings less.
+    """
+    if outcome.failed or key not in ACCURACIES:
+        return None
+    evaluated = [record for record in outcome.records if record.metrics is not None]
+    values = [value for record in evaluated[-LAST:] if (value := FIGURES[key].read(record)) is not None]
+    return 100 * statistics.mean(values) if values else None
+
+
 @dataclass(frozen=True)
 class Cell:
     """One cell of a table: our value and the paper's, in the table's unit."""
@@ -50,6 +63,8 @@ class Cell:
     failed: str = ""  # why there is no value: the run diverged, or its data set is not available
     absent: bool = False  # nothing was run, because the data set is not available
     verdict: str = ""
+    last_five: float | None = None  # like `ours`, of the mean of the last five evaluations; None: no such figure
+    control: bool = False  # a column that the paper does not have
     unsettled: str | None = None  # of the baseline: why nothing can be compared with it; "": it has converged
 
 
@@ -74,17 +89,20 @@ def cells(recipe: Recipe, outcomes: Sequence[tuple[Work, Outcome]]) -> list[Cell
     for row, column in dict.fromkeys((w.row, w.column) for w, _ in outcomes):
         here = [(w, outcome) for w, outcome in outcomes if (w.row, w.column) == (row, column)]
         values: dict[int, list[float | None]] = {}
+        late: dict[int, list[float | None]] = {}
         for work, outcome in here:
-            value = measured(recipe.figure_of(column), outcome, base.get((row, work.seed, work.variant)))
-            values.setdefault(work.seed, []).append(value)
-        means = [statistics.mean(v for v in each if v is not None) for each in values.values() if None not in each]
-        complete = len(means) == len(values)
+            key = recipe.figure_of(column)
+            values.setdefault(work.seed, []).append(measured(key, outcome, base.get((row, work.seed, work.variant))))
+            late.setdefault(work.seed, []).append(last_five(key, outcome))
+        means, late_means = _means(values), _means(late)
         made.append(
             Cell(
                 row,
                 column,
-                ours=statistics.mean(means) if complete else None,
-                spread=statistics.stdev(means) if complete and len(means) > 1 else None,
+                ours=statistics.mean(means) if means else None,
+                spread=statistics.stdev(means) if len(means) > 1 else None,
+                last_five=statistics.mean(late_means) if late_means else None,
+                control=column in recipe.controls,
                 paper=recipe.paper(row, column),
                 seeds=tuple(values),
                 failed=next((outcome.failed for _, outcome in here if outcome.failed), ""),
@@ -93,6 +111,13 @@ def cells(recipe: Recipe, outcomes: Sequence[tuple[Work, Outcome]]) -> list[Cell
             )
         )
     return made
+
+
+def _means(values: Mapping[int, Sequence[float | None]]) -> list[float]:
+    """The mean of each seed's values; empty unless all have a value."""
+    if any(None in each for each in values.values()):
+        return []
+    return [statistics.mean(v for v in each if v is not None) for each in values.values()]
 
 
 def unsettled(outcomes: Sequence[Outcome]) -> str:
@@ -145,6 +170,8 @@ def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str
         return "diverged"
     if cell.ours is None:
         return "not reached" if recipe.figure_of(cell.column) == "rounds_to_baseline" else "has no such figure"
+    if cell.control:
+        return "control"
     if scale == "paper":
         if cell.paper is None:
             return "no value in the paper"
