@@ -39,6 +39,7 @@ docs: $(READY)
 
 results: $(READY)
 	$(BIN)/fedskew table docs
+	$(BIN)/python -m fedskew.report.papers
 
 memory: $(READY)
 	$(BIN)/python benchmarks/memory.py

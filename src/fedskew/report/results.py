@@ -113,7 +113,7 @@ def overview(tables: Sequence[FinishedTable]) -> list[list[str]]:
 
 def markdown(tables: Sequence[FinishedTable]) -> str:
     """The page docs/results.md: an overview, then a section per table."""
-    parts = [INTRODUCTION, _grid(overview(tables))]
+    parts = [INTRODUCTION, grid(overview(tables))]
     for table in tables:
         seeds = sorted({seed for cell in table.cells for seed in cell.seeds})
         versions = ", ".join(f"{name} {version}" for name, version in table.versions.items())
@@ -132,13 +132,13 @@ def markdown(tables: Sequence[FinishedTable]) -> str:
             f"## {table.title}\n",
             f"    fedskew table {table.table} --scale {table.scale}\n",
             "\n\n".join(filter(None, facts)) + "\n",
-            _grid([headings(table), *lines(table)]),
+            grid([headings(table), *lines(table)]),
             "\n".join(f"- {sentence}" for sentence in sentences(table)) + "\n",
         ]
     return "\n".join(parts)
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
+def grid(rows: Sequence[Sequence[str]]) -> str:
     """Rows as a Markdown table; the first one is its heading."""
     ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in ruled) + "\n"

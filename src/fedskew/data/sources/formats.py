@@ -190,7 +190,7 @@ def _batch(read: Callable[[str], bytes], name: str, label: str) -> tuple[Array, 
 
 def mat_set(folder: Path) -> Arrays | None:
     """SVHN's train_32x32.mat and test_32x32.mat, in which the digit 0 is stored as 10; None if absent."""
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import, rarely needed
+    from scipy.io import loadmat
 
     arrays: Arrays = {}
     paths = {part: folder / f"{part}_32x32.mat" for part in ("train", "test")}

@@ -1,0 +1,227 @@
+"""Claims of the papers beside what we measured: finished runs kept as small files, and a verdict on each claim.
+
+A run that was made to check a claim is kept as a `Cell`, a JSON file with its curve, its settings, the commit and the
+digest. claims.toml lists the claims and names the cells that test them. `judge` gives the verdicts; no verdict is given
+where the baseline has not converged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from scipy import stats
+
+from fedskew.core.files import write_atomically
+from fedskew.core.settings import UsageError
+from fedskew.evaluation.figures import ACCURACIES, FIGURES
+from fedskew.experiment.config import read_toml
+from fedskew.experiment.run_directory import read_run, versions
+from fedskew.studies.convergence import LAST, last_mean, unsettled_curve
+
+SCHEMA = 1
+HALF = 0.5  # a gain of at least this share of the paper's is reproduced
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished run that a claim rests on."""
+
+    name: str
+    method: str
+    seed: int
+    command: str  # that makes it again
+    commit: str
+    date: str
+    cpu: str
+    versions: dict[str, str]
+    digest: str
+    model_digest: str
+    rounds: int
+    seconds: float  # of computing, clients and server together
+    classes: int
+    settings: dict[str, Any]
+    curves: dict[str, list[tuple[int, float]]]  # accuracy -> (round from 1, percent), one entry per evaluation
+    schema: int = SCHEMA
+
+    def last(self, figure: str) -> float | None:
+        """The accuracy after the last round, in percent; None if this run has no such figure."""
+        curve = self.curves.get(figure)
+        return curve[-1][1] if curve else None
+
+    def last_five(self, figure: str) -> float | None:
+        """Its mean over the last five evaluations."""
+        curve = self.curves.get(figure)
+        return last_mean([value for _, value in curve]) if curve else None
+
+
+def cell_of(run: Path, *, name: str, command: str, commit: str, cpu: str) -> Cell:
+    """The finished run in a folder as a cell. `commit` and `cpu` are the run's; the folder does not say them."""
+    saved = read_run(run)
+    if saved.result is None or not saved.result.digest:
+        raise UsageError(f"{run} is not finished: `fedskew run --resume {run}` finishes it.")
+    evaluated = [record for record in saved.records if record.metrics is not None]
+    curves = {
+        key: [(r.round + 1, round(100 * value, 3)) for r in evaluated if (value := FIGURES[key].read(r)) is not None]
+        for key in ACCURACIES
+    }
+    last = evaluated[-1].metrics
+    return Cell(
+        name=name,
+        method=saved.result.method,
+        seed=saved.result.seed,
+        command=command,
+        commit=commit,
+        date=time.strftime("%Y-%m-%d"),
+        cpu=cpu,
+        versions=versions(),
+        digest=saved.result.digest,
+        model_digest=saved.result.model_digest,
+        rounds=saved.result.rounds,
+        seconds=round(saved.result.client_seconds + saved.result.server_seconds, 1),
+        classes=last.classes if last else 0,
+        settings=saved.result.settings,
+        curves={key: curve for key, curve in curves.items() if curve},
+    )
+
+
+def write_cell(cell: Cell, folder: Path) -> Path:
+    """Write a cell to <folder>/<name>.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{cell.name}.json"
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(cell), indent=0) + b"\n")
+    return path
+
+
+def read_cells(folder: Path) -> dict[str, Cell]:
+    """The cells of a folder, by name."""
+    try:
+        cells = [msgspec.json.decode(path.read_bytes(), type=Cell) for path in sorted(folder.glob("*.json"))]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder} holds a file that is not a kept run: {error}.") from None
+    return {cell.name: cell for cell in cells}
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One claim of a paper: a method is ahead of a baseline by so much."""
+
+    where: str  # table or section
+    claim: str  # in words
+    paper: tuple[float, float] | None = (
+        None  # the paper's values: of the method and of the baseline; None: in words only
+    )
+    method: list[str] = []  # cells of the method, one per seed; empty: nothing was run
+    baseline: list[str] = []  # cells of the baseline with the same seeds, in the same order
+    figure: str = "global"  # of the method; a key of evaluation.figures.ACCURACIES
+    baseline_figure: str = ""  # of the baseline, if it is another one
+    last_five: bool = False  # compare means of the last five evaluations instead of the last round
+    controls: dict[str, list[str]] = {}  # further columns, by their words: cells, one per seed
+    scale: str = ""  # what is smaller than in the paper; "": nothing, so the baseline need not be flat
+    untested: str = ""  # why nothing was run, or why what was run cannot decide
+    note: str = ""
+
+
+class PaperClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The claims of one paper, and the readings and settings that were tried where one was not reproduced."""
+
+    title: str
+    method: str
+    setting: str  # of the runs, in words
+    attempts: list[str] = []
+    curves: list[str] = []  # cells to draw
+    figure: str = "global"  # what is drawn
+    claims: list[Claim]
+
+
+def read_claims(path: Path) -> dict[str, PaperClaims]:
+    """The claims file, by paper."""
+    try:
+        return msgspec.convert(read_toml(path), dict[str, PaperClaims])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path} is not a list of claims: {error}.") from None
+
+
+class Judged(NamedTuple):
+    """A claim with what was measured, in percent and points."""
+
+    claim: Claim
+    verdict: str  # reproduced | direction only | not reproduced | cannot be tested | not run
+    why: str  # in a few words
+    ours: tuple[float, float] | None  # method and baseline, means over seeds
+    gain: float | None
+    margin: float | None  # half the width of the gain's 95 % interval; with one seed, of the noise between rounds
+    seeds: int
+    controls: dict[str, float]
+
+
+def judge(claim: Claim, cells: Mapping[str, Cell]) -> Judged:
+    """The verdict on one claim.
+
+    Reproduced: the gain has the paper's sign, is larger than the noise, and is at least half the paper's. Direction
+    only: it is larger than the noise but smaller than half. Where the paper has a tie (less than half a point), ours
+    must be one too. The noise is the 95 % interval of paired differences over seeds; with one seed it is twice the
+    standard deviation of the baseline's and the method's last five evaluations.
+    """
+    names = [*claim.method, *claim.baseline, *(name for group in claim.controls.values() for name in group)]
+    missing = [name for name in names if name not in cells]
+    if not claim.method or missing:
+        why = claim.untested or ("waits for " + ", ".join(missing) if missing else "")
+        return Judged(claim, "cannot be tested" if claim.untested else "not run", why, None, None, None, 0, {})
+    figures = claim.figure, claim.baseline_figure or claim.figure
+    method, baseline = (
+        [_value(cells[name], figure, claim.last_five) for name in group]
+        for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
+    )
+    differences = [a - b for a, b in zip(method, baseline, strict=True)]
+    gain, margin = statistics.mean(differences), _margin(claim, cells, differences, figures)
+    controls = {
+        words: statistics.mean(_value(cells[name], claim.figure, claim.last_five) for name in group)
+        for words, group in claim.controls.items()
+    }
+    ours = statistics.mean(method), statistics.mean(baseline)
+    verdict, why = _verdict(claim, cells, gain, margin, figures[1])
+    return Judged(claim, verdict, why, ours, gain, margin, len(method), controls)
+
+
+def _verdict(claim: Claim, cells: Mapping[str, Cell], gain: float, margin: float, figure: str) -> tuple[str, str]:
+    if claim.untested:
+        return "cannot be tested", claim.untested
+    for name in claim.baseline:
+        cell = cells[name]
+        curve = [value / 100 for _, value in cell.curves[figure]]
+        if why := unsettled_curve(curve, cell.classes, may_rise=not claim.scale):
+            return "cannot be tested", f"the baseline {why}"
+    paper = None if claim.paper is None else claim.paper[0] - claim.paper[1]
+    if paper is not None and abs(paper) < 0.5:
+        tie = abs(gain) <= max(margin, 1.0)
+        return ("reproduced", "a tie in both") if tie else ("not reproduced", "a tie in the paper")
+    wanted = gain if paper is None or paper > 0 else -gain
+    if wanted <= margin:
+        return "not reproduced", "no larger than the noise" if abs(gain) <= margin else "the other way round"
+    if paper is None:
+        return "reproduced", "in direction; the paper gives no number"
+    if wanted < HALF * abs(paper):
+        return "direction only", "less than half of the paper's gain"
+    return "reproduced", f"within {abs(gain - paper):.1f} points of the paper's gain"
+
+
+def _value(cell: Cell, figure: str, last_five: bool) -> float:
+    value = cell.last_five(figure) if last_five else cell.last(figure)
+    if value is None:
+        raise UsageError(f"{cell.name} has no figure '{figure}'; it has {', '.join(cell.curves)}.")
+    return value
+
+
+def _margin(claim: Claim, cells: Mapping[str, Cell], differences: Sequence[float], figures: tuple[str, str]) -> float:
+    if len(differences) > 1:
+        error = statistics.stdev(differences) / math.sqrt(len(differences))
+        return float(stats.t.ppf(0.975, len(differences) - 1)) * error
+    tails = [
+        [value for _, value in cells[group[0]].curves[figure][-LAST:]]
+        for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
+    ]
+    return 2 * math.sqrt(sum(statistics.variance(tail) for tail in tails if len(tail) > 1))
