@@ -198,9 +198,9 @@ def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None,
     other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
     split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
     run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
-    screen.print("\nnext, on the same clients:", highlight=False)
-    for words, what in ((split, "see how skewed they are"), (run, "another method")):
-        screen.print(f"  {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
+    screen.print()
+    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
+        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 def accuracy_rows(result: Result) -> list[tuple[str, str]]:

@@ -83,8 +83,10 @@ class BaseRun(ABC):
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
             ):
-                last = (record.round, record.server)
                 self._keep(record)
+                last = (record.round, record.server)
+                if self.directory is not None and self.directory.due(record.round):
+                    self.directory.save(*last)
                 yield record
         except BaseException:
             if self.directory is not None and last is not None:
@@ -94,13 +96,11 @@ class BaseRun(ABC):
             self._finish(last[1], federation, lineup.world.initial)
 
     def _keep(self, record: Record) -> None:
-        """Add a record to `records` and to the run's directory; writes a checkpoint if one is due."""
+        """Add a record to the run's directory and to `records`."""
         without_server = msgspec.structs.replace(record, server=None)
-        self.records[-1:] = merge_late([*self.records[-1:], without_server])
         if self.directory is not None:
             self.directory.append(without_server)
-            if self.directory.due(record.round):
-                self.directory.save(record.round, record.server)
+        self.records[-1:] = merge_late([*self.records[-1:], without_server])
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
         """Set the result; write it, the global model and the server's state."""
