@@ -1,7 +1,8 @@
 """The entry point of the command line, its errors and its exit codes.
 
-A user's mistake is one sentence on stderr and exit code 2, never a traceback. A lost quorum is exit code 3, Ctrl-C and
-SIGTERM are 130. Modules that need torch are imported inside the commands, so that `fedskew --help` is fast.
+A user's mistake is one sentence on stderr and exit code 2, never a traceback. A lost quorum is exit code 3, a full disk
+4, Ctrl-C and SIGTERM are 130. Modules that need torch are imported inside the commands, so that `fedskew --help` is
+fast.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import typer
 
 from fedskew import __version__
 from fedskew.cli import deploy, listings, run, studies
-from fedskew.cli.console import exit_with
+from fedskew.cli.console import DISK_FULL, disk_full, exit_with
 from fedskew.core.settings import UsageError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -65,3 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
         exit_with("stopped.", 130)
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        exit_with(f"{disk_full(error)}.", 4)

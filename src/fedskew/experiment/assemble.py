@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedskew.core.settings import UsageError, parse
@@ -89,7 +90,7 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
         make = partial(wrap, experiment.model, experiment.head)
-        make()
+        check_outputs(make(), data)
         return make
     steps = parse(model_text(experiment.model, data), "model")
     if len(steps) > 1:
@@ -99,6 +100,23 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
     build_named()
     return build_named
+
+
+def check_outputs(net: nn.Module, data: DataSet) -> None:
+    """Raise UsageError unless a user's net takes the data's samples and has an output for each class."""
+    samples = torch.zeros(2, *data.shape)
+    shape = "x".join(map(str, data.shape))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = net.eval()(samples)
+        found = tuple(given.shape)
+    except Exception as error:  # the net is the user's: it may raise anything
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"the model cannot take samples of {data.name}, of shape {shape}: {problem}.") from None
+    if len(found) != 2 or found[0] != 2 or found[1] < data.classes:
+        raise UsageError(
+            f"the model gives outputs of shape {found} for 2 samples: expected (2, {data.classes}), one for each class."
+        )
 
 
 def on_validation(world: World) -> World:
