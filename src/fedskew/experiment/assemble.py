@@ -24,6 +24,7 @@ from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
+from fedskew.models.own import build_own, find_head, own_net_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,12 @@ def model_text(model: str, data: DataSet) -> str:
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head)
+        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        check_outputs(make(), data)
+        return make
+    if (own := own_net_text(experiment.model)) is not None:
+        name, given = own
+        make = partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **given)
         check_outputs(make(), data)
         return make
     steps = parse(model_text(experiment.model, data), "model")
