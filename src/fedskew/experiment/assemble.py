@@ -18,6 +18,7 @@ from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
+from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
@@ -206,7 +207,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
     """Give the first client the training samples of all members. Validation and test samples stay where they are."""
-    if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    if partition.features_differ:
+        raise UsageError(f"central cannot pool clients with feature skew: remove {', '.join(FEATURES)} from the split.")
     train = np.concatenate([parts[c].train for c in members])
     return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))
