@@ -18,12 +18,14 @@ from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
+from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
+from fedskew.models.own import build_own, find_head, own_net_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,12 @@ def model_text(model: str, data: DataSet) -> str:
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head)
+        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        check_outputs(make(), data)
+        return make
+    if (own := own_net_text(experiment.model)) is not None:
+        name, given = own
+        make = partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **given)
         check_outputs(make(), data)
         return make
     steps = parse(model_text(experiment.model, data), "model")
@@ -200,7 +207,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
     """Give the first client the training samples of all members. Validation and test samples stay where they are."""
-    if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    if partition.features_differ:
+        raise UsageError(f"central cannot pool clients with feature skew: remove {', '.join(FEATURES)} from the split.")
     train = np.concatenate([parts[c].train for c in members])
     return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))

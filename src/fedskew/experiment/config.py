@@ -20,7 +20,7 @@ from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
 from fedskew.federation.simulate.faults import Fault, parse_faults
-from fedskew.methods import REGISTRY
+from fedskew.methods._find import name_of
 from fedskew.methods.fedavg import FedAvg
 
 
@@ -141,8 +141,8 @@ class Experiment:
 
     @property
     def method_name(self) -> str:
-        """The name of the method in the registry; the name of its class if it is not there."""
-        return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
+        """The name of the method: in the registry or an installed package, or `my.py:Name`; else its class's name."""
+        return name_of(type(self.method))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
