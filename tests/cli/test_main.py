@@ -51,6 +51,25 @@ def test_json_prints_one_object_and_everything_else_goes_to_stderr(fedskew: Any)
     assert result["digest"] == again["digest"] != other["digest"]
 
 
+def test_a_run_that_a_method_is_not_meant_for_is_warned_in_one_line(
+    fedskew: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fedskew("run", "--method", "feddyn", "--set", "training.momentum=0.9", *FEW).code == 0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("FedDyn is meant for SGD without momentum (")
+    caplog.clear()
+    assert fedskew("run", "--method", "feddyn", *FEW).code == 0
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_the_warning_goes_to_stderr(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedskew", "run", "--method", "fedper", "--clients-per-round", "2", *FEW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("FedPer is meant for all clients in every round (")
+
+
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
     assert {"accuracy", "loss", "per_class"} == metrics["global"].keys()

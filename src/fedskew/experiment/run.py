@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from fedskew.federation.protocol import Federation, Record, merge_late
 from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
 from fedskew.federation.wire import digest
+
+log = logging.getLogger("fedskew")
 
 
 class BaseRun(ABC):
@@ -72,6 +75,9 @@ class BaseRun(ABC):
         `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
+        share = lineup.cohort_size / len(lineup.members)
+        if warning := self.experiment.method.warning(self.experiment.training, share):
+            log.warning(warning)
         try:
             for record in run_loop(
                 self.experiment.method,

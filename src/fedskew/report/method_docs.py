@@ -47,6 +47,7 @@ class MethodEntry:
     has_global: bool
     has_personal: bool
     public: bool
+    meant: list[str]  # conditions on runs that it was made for, each one sentence
 
     @property
     def models(self) -> str:
@@ -77,6 +78,7 @@ def entry(name: str) -> MethodEntry:
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
         public=kind.public,
+        meant=[f"Meant for {each.words}: {each.why}." for each in kind.meant],
     )
 
 
@@ -119,7 +121,16 @@ def footnote() -> str:
 
 def details(one: MethodEntry) -> list[str]:
     """A method in full, as lines."""
-    lines = [one.title, *([one.reference] if one.reference else []), "", one.summary, "", *one.text.splitlines(), ""]
+    lines = [
+        one.title,
+        *([one.reference] if one.reference else []),
+        "",
+        one.summary,
+        *one.meant,
+        "",
+        *one.text.splitlines(),
+        "",
+    ]
     if one.settings:
         lines.append("Settings:")
     for name, setting in one.settings.items():
@@ -147,7 +158,7 @@ def page() -> str:
     ]
     for one in entries:
         lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
-        lines += [one.summary, "", "```", one.text, "```"]
+        lines += [one.summary, *one.meant, "", "```", one.text, "```"]
         if one.settings:
             lines += ["", "|setting|default|meaning|source of default|", "|---|---|---|---|"]
         for name, setting in one.settings.items():
