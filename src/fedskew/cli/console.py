@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,9 +16,11 @@ from rich.table import Table
 from fedskew.evaluation.figures import headline, percent
 
 if TYPE_CHECKING:
+    from fedskew.experiment.run import BaseRun
     from fedskew.federation.protocol import Record
 
 PAGE = 160  # columns if the output is not a terminal
+REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
 
@@ -30,26 +32,37 @@ def make_screen(as_json: bool) -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON object on stdout."""
-    print(json.dumps(value))
+    print(msgspec.json.encode(value).decode())  # a number that is not finite is null
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """End the command with one sentence on stderr. Codes: 2 a usage error, 3 a lost quorum, 130 interrupted."""
+    """End the command with one sentence on stderr. Codes: 2 a usage error, 3 a lost quorum or divergence, 130 Ctrl-C."""
     print(f"fedskew: {sentence}", file=sys.stderr)
     raise SystemExit(code) from None
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """End the command with code 130 on Ctrl-C and 3 on a lost quorum, and say that `command` resumes it."""
-    from fedskew.federation.protocol import QuorumLost
+    """End the command with code 130 on Ctrl-C and 3 on a lost quorum, and say that `command` resumes it.
+
+    It is 3, too, if the run diverged; resuming does not help then.
+    """
+    from fedskew.federation.protocol import Diverged, QuorumLost
 
     try:
         yield
     except KeyboardInterrupt:
         exit_with(f"stopped; resume with: {command}", 130)
+    except Diverged as lost:
+        exit_with(f"{lost}. {REMEDY}", 3)
     except QuorumLost as lost:
         exit_with(f"{lost}. Nothing is lost; resume with: {command}", 3)
+
+
+def end_if_diverged(run: BaseRun) -> None:
+    """End the command with code 3 and the reason if the run was stopped because it diverged."""
+    if run.diverged and run.rounds > len(run.records):
+        exit_with(f"{run.diverged}. {REMEDY}", 3)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

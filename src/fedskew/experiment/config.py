@@ -101,6 +101,9 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    # a run whose loss is not finite, or that falls back to chance (see federation/divergence.py): "stop" ends it there,
+    # "warn" goes on while updates are usable
+    on_divergence: Literal["stop", "warn"] = "stop"
     # "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference
     step: Literal["fast", "plain"] = "fast"
     # public data on the server: a name, a path, or a DataSet; "": none, or as the split says (public:per_class=20+...)
@@ -112,13 +115,15 @@ class Experiment:
         return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
+        """The settings as plain values, as in TOML. An empty `public`, on_divergence = "stop" and None are left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
         plain["public"] = self.public if isinstance(self.public, str) else self.public.name
         if not plain["public"]:
             del plain["public"]
+        if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
+            del plain["on_divergence"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
         for name in TABLES:
             plain[name] = dataclasses.asdict(plain[name])
