@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -21,6 +21,7 @@ from fedskew.cli.options import (
     Json,
     MethodName,
     Model,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -77,6 +78,7 @@ def run_command(
         ),
     ] = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     resume: Resume = None,
     checkpoint_every: Annotated[
         int,
@@ -109,6 +111,7 @@ def run_command(
         dropout=dropout,
         fault=fault,
         quorum=quorum,
+        on_divergence=on_divergence,
         diagnose=diagnose or None,
     )
     if resume is not None:
@@ -143,6 +146,7 @@ def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | No
     else:
         print_result(run.result, reached, path, screen)
         print_next(run.experiment, path, data_dir, screen)
+    end_if_diverged(run)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -164,6 +168,8 @@ def print_rounds(run: Run, screen: Console) -> None:
             number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
+            if record.diverged and run.experiment.on_divergence == "warn":
+                screen.print(f"warning: {record.diverged}")
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
 
 
@@ -173,7 +179,7 @@ def print_result(result: Result, reached: dict[str, Any], path: Path | None, scr
     `reached` says when the target was reached (empty: no target), `path` is the run's directory.
     """
     screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
+    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
     screen.print(make_table(title, ["accuracy", "%"], accuracy_rows(result)))
     sent = f"{bytes_text(result.bytes_up)} up, {bytes_text(result.bytes_down)} down"
     screen.print(

@@ -20,7 +20,7 @@ class ModelMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One model on one set of samples."""
 
     accuracy: float
-    loss: float  # mean cross entropy
+    loss: float | None  # mean cross entropy; None in a file: not finite
     per_class: list[float | None]  # accuracy by class; None where there is no sample
     # accuracy over the third of the classes with the most training samples, the rest, and the third with the fewest;
     # only where the largest class has at least twice the samples of the smallest
@@ -36,7 +36,7 @@ class ClientMetrics(msgspec.Struct, frozen=True, kw_only=True):
     weighted: float  # accuracy over all their samples together
     std: float  # of the clients' accuracies
     worst_decile: float  # mean accuracy of the worst tenth of the clients
-    loss: float  # over all samples together
+    loss: float | None  # over all samples together; None in a file: not finite
     per_class: list[float | None]
     clients: int
 

@@ -41,6 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""  # SHA-256 of the server's final state; "": the run did not finish
     model_digest: str = ""  # SHA-256 of the global model
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
+    diverged: str = ""  # why the run counts as diverged; it ended there, unless on_divergence is "warn". "": it did not
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
     sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
     schema: int = SCHEMA
