@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
@@ -86,10 +87,13 @@ def model_text(model: str, data: DataSet) -> str:
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
-    """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
+    """A function that builds the initial net.
+
+    It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
+    """
     if isinstance(experiment.model, nn.Module):
         make = partial(wrap, experiment.model, experiment.head)
-        make()
+        experiment.method.prepare(make(), seeded(experiment.seed, Purpose.NET))
         return make
     steps = parse(model_text(experiment.model, data), "model")
     if len(steps) > 1:
@@ -97,7 +101,7 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
     fast = experiment.step == "fast"
     build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    build_named()
+    experiment.method.prepare(build_named(), seeded(experiment.seed, Purpose.NET))
     return build_named
 
 
