@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
@@ -89,24 +90,34 @@ def model_text(model: str, data: DataSet) -> str:
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
-    """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
-    if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
-        check_outputs(make(), data)
-        return make
-    if (own := own_net_text(experiment.model)) is not None:
-        name, given = own
-        make = partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **given)
-        check_outputs(make(), data)
-        return make
-    steps = parse(model_text(experiment.model, data), "model")
+    """A function that builds the initial net.
+
+    It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
+    """
+    make = _user_net(experiment, data) or _named_net(experiment, data)
+    net = make()
+    if not isinstance(experiment.model, str) or own_net_text(experiment.model):
+        check_outputs(net, data)
+    experiment.method.prepare(net, seeded(experiment.seed, Purpose.NET))
+    return make
+
+
+def _user_net(experiment: Experiment, data: DataSet) -> Callable[[], Any] | None:
+    if not isinstance(experiment.model, str):
+        return partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+    if (own := own_net_text(experiment.model)) is None:
+        return None
+    name, options = own
+    return partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **options)
+
+
+def _named_net(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
+    steps = parse(model_text(str(experiment.model), data), "model")
     if len(steps) > 1:
         raise UsageError(f"model '{experiment.model}' has more than one part; name one model.")
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
     fast = experiment.step == "fast"
-    build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    build_named()
-    return build_named
+    return partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
 
 
 def check_outputs(net: nn.Module, data: DataSet) -> None:

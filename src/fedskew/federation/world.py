@@ -70,7 +70,7 @@ class World:
 
     method: Method
     training: Training
-    make_net: Callable[[], Any]  # builds the initial net, the same each time
+    make_net: Callable[[], Any]  # builds the initial net, the same each time; `Method.prepare` may change it
     x: Tensor
     y: Tensor
     x_test: Tensor
@@ -98,7 +98,7 @@ class World:
     @cached_property
     def net(self) -> Any:
         """The only net of this process; one client after another uses it."""
-        return self.make_net().to(self.device)
+        return self.method.prepare(self.make_net(), seeded(self.seed, Purpose.NET)).to(self.device)
 
     @cached_property
     def initial(self) -> Payload:
