@@ -141,6 +141,7 @@ class BaseRun(ABC):
             model_digest=digest(model),
             clients=federation.per_client(),
             diverged=self.diverged,
+            confusion=federation.confusion(),
             **self._closing(server),
         )
         if self.directory is not None:
