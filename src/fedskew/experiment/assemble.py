@@ -12,12 +12,14 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+from fedskew.core.net import Net, Shape
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
+from fedskew.data.table import Preparation, agree_on, missing_values, prepared, sums_of
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
@@ -47,6 +49,9 @@ class Assembled(Lineup):
 
     data: DataSet
     partition: Partition
+    table: Preparation | None = None  # how a table becomes inputs; None: the data are no table
+    notes: tuple[str, ...] = ()  # what the user should know about data and split
+    owners: tuple[str, ...] = ()  # the clients' names, if each is one owner; (): they have none
 
 
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
@@ -78,11 +83,14 @@ def part_of(value: float | str, total: int, what: str) -> int:
     return int(number)
 
 
-def model_text(model: str, data: DataSet) -> str:
-    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP."""
+def model_text(model: str, shape: Shape) -> str:
+    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP.
+
+    `shape` is that of one sample as a net sees it.
+    """
     if model != "auto":
         return model
-    return "simple-cnn" if len(data.shape) == 3 and min(data.shape[1:]) >= 28 else "mlp"
+    return "simple-cnn" if len(shape) == 3 and min(shape[1:]) >= 28 else "mlp"
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
@@ -91,14 +99,20 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
         make = partial(wrap, experiment.model, experiment.head)
         make()
         return make
-    steps = parse(model_text(experiment.model, data), "model")
-    if len(steps) > 1:
-        raise UsageError(f"model '{experiment.model}' has more than one part; name one model.")
-    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
-    fast = experiment.step == "fast"
-    build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
+    build_named = net_builder(
+        model_text(experiment.model, data.shape), data.shape, data.classes, experiment.seed, experiment.step == "fast"
+    )
     build_named()
     return build_named
+
+
+def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool) -> Callable[[], Net]:
+    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32"."""
+    steps = parse(text, "model")
+    if len(steps) > 1:
+        raise UsageError(f"model '{text}' has more than one part; name one model.")
+    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
+    return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
 
 
 def on_validation(world: World) -> World:
@@ -147,6 +161,11 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
+    table, notes = None, partition.notes
+    if data.columns:
+        table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
+        notes = (*notes, *filter(None, [table.describe(missing_values(pool))]))
+        pool, data = prepared(pool, table), prepared(data, table)
     world = world_of(experiment, pool, partition, parts, device)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
@@ -156,12 +175,25 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         world=world,
         data=data,
         partition=partition,
+        table=table,
+        notes=notes,
+        owners=client_names(data, partition),
         members=members,
         newcomers=new,
         evaluated=tuple(evaluated),
         cohort_size=size,
         quorum=quorum,
     )
+
+
+def client_names(data: DataSet, partition: Partition) -> tuple[str, ...]:
+    """The owner of each client's samples, if every client has one and no other client has the same; else ()."""
+    if data.owners_train is None or not data.owners:
+        return ()
+    owners = [np.unique(data.owners_train[samples]).tolist() for samples in partition.clients]
+    if any(len(found) != 1 for found in owners) or len({found[0] for found in owners}) < len(owners):
+        return ()
+    return tuple(data.owners[found[0]] for found in owners)
 
 
 def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts: Sequence[Parts], device: str) -> World:
