@@ -111,7 +111,7 @@ def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_pa
     started(tmp_path / "run", 4)
     next((tmp_path / "run" / "clients").glob("*.3.safetensors")).write_bytes(b"nonsense")
     directory = RunDirectory(tmp_path / "run")
-    start, troubles = directory.restore()
+    start, troubles = directory.restore(EXPERIMENT)
     directory.close()
     assert start is not None
     assert (start[0], len(troubles)) == (3, 1)

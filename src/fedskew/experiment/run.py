@@ -13,7 +13,8 @@ import msgspec
 from fedskew.core.method import MODEL
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup, assemble
-from fedskew.experiment.config import Experiment
+from fedskew.experiment.card import card_of_assembled
+from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
@@ -45,7 +46,7 @@ class BaseRun(ABC):
         if not resume:
             directory.begin(experiment)
             return
-        self.start, self.notes = directory.restore()
+        self.start, self.notes = directory.restore(experiment)
         self.records = directory.read_records()
         if self.start and self.start[0] >= self.rounds:
             self.result = directory.result()
@@ -146,6 +147,8 @@ class Run(BaseRun):
         self.trackers = trackers(track)
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
+        if directory is not None:
+            directory.describe(card_of_assembled(experiment, self.assembled))
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -193,6 +196,13 @@ def run(experiment: Experiment | None = None, **options: Any) -> Run:
     return Run(experiment or Experiment(), **options)
 
 
-def resume(path: Path | str, **options: Any) -> Run:
-    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`."""
-    return Run(read_settings(Path(path)), out=path, resume=True, **options)
+def resume(path: Path | str, *, rounds: int | str | None = None, **options: Any) -> Run:
+    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`.
+
+    rounds: give the run, which may be finished, so many rounds in all; None keeps its own. Refused where the result
+    would not be that of a run with these rounds from the start, as with a learning rate that falls over the run.
+    """
+    experiment = read_settings(Path(path))
+    if rounds is not None:
+        experiment = from_dict(experiment.as_dict() | {"rounds": rounds})
+    return Run(experiment, out=path, resume=True, **options)
