@@ -181,7 +181,7 @@ class Served(BaseRun):
 
     def _card(self) -> ModelCard:
         if self.assembled is not None:
-            labels, table = self.assembled.data.labels, self.assembled.table
+            labels, table = self.assembled.labels, self.assembled.table
         else:
             assert self.agreed.task is not None
             labels, table = self.agreed.task.labels, self.agreed.task.table
@@ -228,7 +228,7 @@ class Served(BaseRun):
         self.deployment.keep = self.directory.previous
 
     def _closing(self, server: Payload) -> dict[str, list[str]]:
-        return {"sites": self.agreed.sites}
+        return {"sites": self.agreed.sites, "labels": list(self._card().labels)}
 
     def _say_done(self) -> None:
         """Send the sites that are online the end of the run."""

@@ -53,6 +53,11 @@ class Assembled(Lineup):
     notes: tuple[str, ...] = ()  # what the user should know about data and split
     owners: tuple[str, ...] = ()  # the clients' names, if each is one owner; (): they have none
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; their numbers if they have no names."""
+        return self.data.labels or tuple(map(str, range(self.data.classes)))
+
 
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
     """(clients asked to train in a round, usable updates it needs) if `members` clients may train."""

@@ -95,7 +95,7 @@ def card_of(
 ) -> ModelCard:
     """The card of a run in this world.
 
-    labels: names of the classes; () numbers them.
+    labels: names of the classes.
     table: how rows become inputs, if the data are a table.
     clients: their names; () if they have none.
     """
@@ -114,7 +114,7 @@ def card_of(
         mean=world.mean,
         std=world.std,
         table=table,
-        labels=labels or tuple(map(str, range(world.classes))),
+        labels=labels,
         clients=clients,
         population=world.population,
         method=experiment.method_name,
@@ -126,4 +126,4 @@ def card_of(
 
 def card_of_assembled(experiment: Experiment, assembled: Assembled) -> ModelCard:
     """The card of a simulated run."""
-    return card_of(experiment, assembled.world, assembled.data.labels, assembled.table, assembled.owners)
+    return card_of(experiment, assembled.world, assembled.labels, assembled.table, assembled.owners)

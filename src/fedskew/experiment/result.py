@@ -42,7 +42,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     model_digest: str = ""  # SHA-256 of the global model
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
-    sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
+    sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
+    labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:

@@ -177,10 +177,12 @@ class Run(BaseRun):
             yield from self._carry_out(self.simulation, self.assembled)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
+        names = {"sites": list(self.assembled.owners), "labels": list(self.assembled.labels)}
         if not self.experiment.evaluation.diagnose:
-            return {}
+            return names
         simulation = self.simulation
-        return {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
+        found = diagnose(simulation.world, server, simulation.store, self.assembled.members)
+        return {"diagnostics": found, **names}
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
