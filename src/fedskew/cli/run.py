@@ -127,8 +127,9 @@ def run_command(
         diagnose=diagnose or None,
     )
     if resume is not None:
+        settings.pop("rounds", None)  # a run can be given more rounds
         check_resume(resume, settings, set_, config, out)
-        run = resume_run(resume, **options)
+        run = resume_run(resume, rounds=rounds, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
@@ -171,7 +172,7 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
-    for note in setting.partition.notes:
+    for note in setting.notes:
         screen.print(f"note: {note}")
 
 

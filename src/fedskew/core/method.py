@@ -158,6 +158,14 @@ class Method:
         """
         return net
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether what a round computes depends on `site.rounds`; such a run cannot be given more rounds later.
+
+        FedAvg: no. Learning rates are not meant, they are checked by themselves.
+        """
+        return False
+
     def init_server(self, site: Site) -> Payload:
         """The server's payload before the first round. FedAvg: the initial model without its personal part.
 

@@ -45,7 +45,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diverged: str = ""  # why the run counts as diverged; it ended there, unless on_divergence is "warn". "": it did not
     confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
-    sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
+    sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
+    labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:

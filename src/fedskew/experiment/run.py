@@ -15,7 +15,8 @@ from fedskew.core.method import MODEL
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup, assemble
-from fedskew.experiment.config import Experiment
+from fedskew.experiment.card import card_of_assembled
+from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
 from fedskew.experiment.given import method_text
 from fedskew.experiment.machine import pick_device, worker_count
@@ -57,11 +58,13 @@ class BaseRun(ABC):
         if not resume:
             directory.begin(experiment)
             return
-        self.start, self.notes = directory.restore()
+        self.start, self.notes = directory.restore(experiment)
         self.records = directory.read_records()
         self.diverged = next((r.diverged for r in self.records if r.diverged), "")
         result = directory.result()
-        if self.start and (self.start[0] >= self.rounds or (result is not None and result.rounds == self.start[0])):
+        if self.start and (
+            self.start[0] >= self.rounds or (result is not None and result.diverged and result.rounds == self.start[0])
+        ):
             self.result = result
 
     def __repr__(self) -> str:
@@ -194,6 +197,8 @@ class Run(BaseRun):
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
+        if directory is not None:
+            directory.describe(card_of_assembled(experiment, self.assembled))
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -222,10 +227,12 @@ class Run(BaseRun):
             yield from self._carry_out(self.simulation, self.assembled)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
+        names = {"sites": list(self.assembled.owners), "labels": list(self.assembled.labels)}
         if not self.experiment.evaluation.diagnose:
-            return {}
+            return names
         simulation = self.simulation
-        return {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
+        found = diagnose(simulation.world, server, simulation.store, self.assembled.members)
+        return {"diagnostics": found, **names}
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
@@ -241,6 +248,13 @@ def run(experiment: Experiment | None = None, **options: Any) -> Run:
     return Run(Experiment() if experiment is None else experiment, **options)
 
 
-def resume(path: Path | str, **options: Any) -> Run:
-    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`."""
-    return Run(read_settings(Path(path)), out=path, resume=True, **options)
+def resume(path: Path | str, *, rounds: int | str | None = None, **options: Any) -> Run:
+    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`.
+
+    rounds: give the run, which may be finished, so many rounds in all; None keeps its own. Refused where the result
+    would not be that of a run with these rounds from the start, as with a learning rate that falls over the run.
+    """
+    experiment = read_settings(Path(path))
+    if rounds is not None:
+        experiment = from_dict(experiment.as_dict() | {"rounds": rounds})
+    return Run(experiment, out=path, resume=True, **options)
