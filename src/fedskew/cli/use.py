@@ -181,7 +181,7 @@ def embed_command(
         raise UsageError(f"--out {out} is invalid: expected a file that ends with .npz.")
     arrays = embed(load_data(data, data_dir), model, head=head, seed=seed)
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any keyword for allow_pickle
     write_atomically(out, file.getvalue())
     samples, features = arrays["x_train"].shape
     if as_json:

@@ -48,9 +48,7 @@ def _net(data: DataSet, model: str, head: str, seed: int) -> tuple[Net, tuple[fl
         if trained.batch_statistics:
             raise UsageError(f"the model of {model} has no batch-norm statistics, so its features depend on the batch.")
         if trained.card.shape != data.shape:
-            raise UsageError(
-                f"{data.name} has samples of shape {data.shape}: {model} expects {trained.card.expects()}."
-            )
+            raise UsageError(f"{data.name} does not fit the model of {model}: expected {trained.card.expects()}.")
         return trained.net, trained.card.mean, trained.card.std
     text = model_text(model, data.shape)
     return net_builder(text, data.shape, data.classes, seed, True, head)().eval(), data.mean, data.std
