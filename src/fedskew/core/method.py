@@ -128,6 +128,8 @@ class Method:
     personal: ClassVar[tuple[str, ...]] = ()  # prefixes of parameter names that a client never sends; ("",): all
     has_global: ClassVar[bool] = True  # whether the server has a model to evaluate and deploy
     public: ClassVar[bool] = False  # whether the server needs a public data set
+    # whether the server needs only sums over clients (of tensors times weights), never one client's own tensors
+    sums_only: ClassVar[bool] = True
     pooled: ClassVar[bool] = False  # whether one client holds the data of all: a control, not federated
 
     def warning(self, training: Training, share: float) -> str:

@@ -66,6 +66,13 @@ class Assembled(Lineup):
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
     """(clients asked to train in a round, usable updates it needs) if `members` clients may train."""
     size = part_of(experiment.clients_per_round, members, "clients_per_round")
+    if experiment.robust.on:
+        experiment.robust.check(size)
+        if not experiment.method.sums_only:
+            raise UsageError(
+                f"method {experiment.method_name} uses the models of single clients, which robust aggregation hides: "
+                "expected a method whose server needs only sums (`fedskew methods` lists them)."
+            )
     return size, part_of(experiment.trouble.quorum, size, "quorum")
 
 

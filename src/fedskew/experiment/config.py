@@ -19,6 +19,7 @@ from fedskew.core.training import Count, Natural, Rounds, Share, Training
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
+from fedskew.federation.robust import Robust
 from fedskew.federation.simulate.faults import Fault, parse_faults
 from fedskew.methods._find import name_of
 from fedskew.methods.fedavg import FedAvg
@@ -92,6 +93,7 @@ class Experiment:
     holdout: test samples, validation samples and clients that never train (see `Holdout`).
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
+    robust: aggregation that withstands hostile clients (see `Robust`).
     on_divergence: what to do with a run whose loss is not finite, or that falls back to chance (see
         federation/divergence.py): "stop" ends it there, "warn" goes on while updates are usable.
     step: "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference.
@@ -120,6 +122,7 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    robust: Robust = field(default_factory=Robust)
     on_divergence: Literal["stop", "warn"] = "stop"
     step: Literal["fast", "plain"] = "fast"
     public: str | DataSet = ""
@@ -148,7 +151,7 @@ class Experiment:
         return name_of(type(self.method))
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public`, on_divergence = "stop" and None are left out."""
+        """The settings as plain values, as in TOML. What changes nothing is left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
@@ -157,8 +160,10 @@ class Experiment:
             del plain["public"]
         if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
             del plain["on_divergence"]
+        if self.robust == Robust():
+            del plain["robust"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        for name in TABLES:
+        for name in plain.keys() & TABLES.keys():
             plain[name] = dataclasses.asdict(plain[name])
         return {key: _without_none(value) for key, value in plain.items()}
 
@@ -172,6 +177,7 @@ TABLES: dict[str, type[Any]] = {
     "holdout": Holdout,
     "evaluation": Evaluation,
     "trouble": Trouble,
+    "robust": Robust,
 }
 
 

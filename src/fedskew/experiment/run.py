@@ -99,6 +99,7 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
+                robust=self.experiment.robust,
             ):
                 record = self._judged(record)
                 self._keep(record)

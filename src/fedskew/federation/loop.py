@@ -15,6 +15,7 @@ from fedskew.evaluation.metrics import Metrics, ModelMetrics
 from fedskew.evaluation.scores import score_of
 from fedskew.federation.intake import Intake, expected_layout
 from fedskew.federation.protocol import Federation, Record, ServerSite
+from fedskew.federation.robust import Robust, robust_updates
 from fedskew.federation.wire import Layout, size_of
 
 
@@ -28,6 +29,7 @@ def run(
     quorum: int = 1,
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
+    robust: Robust | None = None,
 ) -> Iterator[Record]:
     """Train round by round and yield a record of each. Checkpoints, logging and early stopping belong to the caller.
 
@@ -40,6 +42,7 @@ def run(
         quorum: usable updates a round needs; with fewer it raises QuorumLost or Diverged.
         evaluate: `evaluate(round)` is whether to evaluate after a round.
         start: (next round, server state) of a run to resume; None starts with `method.init_server`.
+        robust: how updates are aggregated if clients may be hostile; None: as the method does.
     """
     first, server = start if start is not None else (0, None)
     layouts: dict[str, Layout] = {}
@@ -53,7 +56,11 @@ def run(
                 layouts[stage] = expected_layout(method, site(round, stage), broadcast)
             asked = cohort(round)
             intake = Intake(federation.train(round, stage, asked, broadcast), layouts[stage], quorum)
-            server = method.aggregate(site(round, stage), server, iter(intake))
+            updates, shares = iter(intake), list[float]()
+            if robust is not None and robust.on:
+                agreed, shares = robust_updates(updates, robust, site(round, stage).rng)
+                updates = iter(agreed)
+            server = method.aggregate(site(round, stage), server, updates)
             intake.finish()
             federation.commit(round, intake.accepted)
             done = time.perf_counter()
@@ -78,6 +85,7 @@ def run(
             training=intake.means(),
             metrics=metrics,
             before=federation.late_metrics(),
+            shares=dict(zip(intake.accepted, shares, strict=False)),
             server=server,
         )
 

@@ -91,6 +91,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     diverged: str = (
         ""  # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
     )
+    shares: dict[int, float] = {}  # client -> how much of it is in the robust mean; empty without robust aggregation
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
@@ -102,7 +103,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        left_out = {"server"} | {key for key in ("before", "diverged") if not plain[key]}
+        left_out = {"server"} | {key for key in ("before", "diverged", "shares") if not plain[key]}
         return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 

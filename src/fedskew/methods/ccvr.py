@@ -75,6 +75,7 @@ class CCVR(Method):
         link="arXiv:2106.05001",
     )
     terms_off = {"epochs": 0}
+    sums_only = False
     quick = {"each": 10, "epochs": 1}
 
     each: Count = setting(200, help="Features drawn per class.", source="our choice")

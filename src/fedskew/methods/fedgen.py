@@ -73,6 +73,7 @@ class FedGen(Method):
         link="arXiv:2105.10056",
     )
     terms_off = {"alpha": 0.0, "beta": 0.0}
+    sums_only = False
     quick = {"iterations": 3}
 
     alpha: NotNegative = setting(

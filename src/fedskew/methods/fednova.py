@@ -38,6 +38,7 @@ class FedNova(Method):
         link="arXiv:2007.07481",
     )
     terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
+    sums_only = False
     meant = (Meant("SGD, with or without momentum", "the number of steps is not counted for Adam", is_sgd),)
 
     mu: NotNegative = setting(

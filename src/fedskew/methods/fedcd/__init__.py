@@ -95,6 +95,7 @@ class FedCD(Method):
         link="doi:10.1145/3581783.3611966",
     )
     terms_off = {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True}
+    sums_only = False
 
     preset: Literal["robust", "paper"] = setting(
         "robust",
