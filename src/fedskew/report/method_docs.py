@@ -14,6 +14,7 @@ from typing import Any
 from fedskew.core.method import Method
 from fedskew.experiment.costs import Costs, Sizes, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
+from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
 
 MODEL, SHAPE, CLASSES = "simple-cnn", (1, 28, 28), 10  # what the bytes are stated for
@@ -56,7 +57,7 @@ class MethodEntry:
 
 def entry(name: str) -> MethodEntry:
     """The entry of a registered method. Its costs are measured in two short rounds."""
-    kind = REGISTRY[name]
+    kind = find_method(name)
     title, text = docstring(kind)
     costs, plain = measure_costs(kind(**kind.quick), MODEL, SHAPE, CLASSES), fedavg()
     return MethodEntry(
@@ -66,7 +67,8 @@ def entry(name: str) -> MethodEntry:
         reference=kind.paper.reference if kind.paper else "",
         text=text,
         settings={
-            f.name: Setting(f.default, f.metadata["help"], f.metadata["source"]) for f in dataclasses.fields(kind)
+            f.name: Setting(f.default, f.metadata.get("help", ""), f.metadata.get("source", ""))
+            for f in dataclasses.fields(kind)
         },
         down=extra_bytes(costs.down, plain.down),
         up=extra_bytes(costs.up, plain.up),
@@ -132,7 +134,8 @@ def details(one: MethodEntry) -> list[str]:
     if one.settings:
         lines.append("Settings:")
     for name, setting in one.settings.items():
-        lines += [f"  {name} = {setting.default!r}   {setting.help}", f"    default: {setting.source}"]
+        lines.append(f"  {name} = {setting.default!r}   {setting.help}".rstrip())
+        lines += [f"    default: {setting.source}"] if setting.source else []
     for group, size in one.keeps.items():
         lines.append(f"A client keeps {group}: {numbers(size).lstrip('+')} bytes.")
     return lines
