@@ -142,6 +142,10 @@ class Recipe:
         """The key of the figure that a column shows."""
         return self.parsed_columns[column].figure or self.figure
 
+    def is_published(self, column: str) -> bool:
+        """Whether a column is a method as its paper has it, not with a preset of ours."""
+        return getattr(method_of(self.parsed_columns[column].method), "preset", "paper") == "paper"
+
     def paper(self, row: str, column: str) -> float | None:
         """The published value of a cell; None if the paper has none."""
         if column in self.controls:

@@ -15,6 +15,7 @@ from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
 
 UNTESTABLE = "cannot be tested at this scale"
+OUR_PRESET = "our preset: no verdict on the paper"
 
 
 def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | None:
@@ -138,13 +139,15 @@ def with_verdicts(recipe: Recipe, made: Sequence[Cell], scale: Scale) -> tuple[l
 
     At the paper's scale a cell is within the tolerance of the paper's value or not. At the reduced scale only the order
     of methods and the gain over the baseline count, and only if the baseline has converged. Methods that the paper has
-    closer than the tolerance are a tie.
+    closer than the tolerance are a tie. A column with a preset of ours gets no verdict.
     """
     rows: dict[str, RowVerdict] = {}
     checked = []
     for name in dict.fromkeys(cell.row for cell in made):
         row = {cell.column: cell for cell in made if cell.row == name}
         base, proposed = row.get(recipe.baseline), row.get(recipe.proposed)
+        if proposed is not None and not recipe.is_published(recipe.proposed):
+            proposed = None
         checked += [replace(cell, verdict=_verdict(recipe, cell, base, scale)) for cell in row.values()]
         pairs = [kept for a, b in combinations(row.values(), 2) if (kept := _same_order(recipe, a, b)) is not None]
         rows[name] = RowVerdict(len(pairs), sum(pairs), _gain(proposed, base, "ours"), _gain(proposed, base, "paper"))
@@ -160,6 +163,8 @@ def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str
         return "not reached" if recipe.figure_of(cell.column) == "rounds_to_baseline" else "has no such figure"
     if cell.control:
         return "control"
+    if not recipe.is_published(cell.column):
+        return OUR_PRESET
     if scale == "paper":
         if cell.paper is None:
             return "no value in the paper"
