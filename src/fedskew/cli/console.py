@@ -36,7 +36,7 @@ def print_json(value: Any) -> None:
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """End the command with one sentence on stderr. Codes: 2 a usage error, 3 a lost quorum or divergence, 130 Ctrl-C."""
+    """End the command with one sentence on stderr. Codes: 2 usage error, 3 lost quorum or divergence, 130 Ctrl-C."""
     print(f"fedskew: {sentence}", file=sys.stderr)
     raise SystemExit(code) from None
 
