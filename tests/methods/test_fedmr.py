@@ -27,6 +27,7 @@ from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import BASES, MU1, MU2, FedMR, balanced, inter_class, intra_class, mean_distance
 from fedskew.studies.execution import execute
+from helpers.nets import linear_features
 from toys import digits, rounds, same, toy_q, w_of
 
 X = tensor([[1.0, 2, 0], [3, 2.5, 1], [2, 4, 5], [4, 3.5, 2]])
@@ -510,19 +511,6 @@ def test_a_net_without_a_body_to_train_has_no_limit() -> None:
 # What the default did before: mu1 = 0.1 in the form of the authors' code, whatever the scale of the features
 
 OLD = FedMR(intra_form="code", mu1=0.1, limit=0)
-
-
-def linear_features(depth: int, d: int) -> nn.Module:
-    """A net whose features follow no ReLU and start small, as those of simple-cnn's projection."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 32), nn.ReLU()]
-        for _ in range(depth - 2):
-            layers += [nn.Linear(32, 32), nn.ReLU()]
-        net = nn.Sequential()
-        net.add_module("body", nn.Sequential(*layers, nn.Linear(32, d)))
-        net.add_module("head", nn.Linear(d, 10))
-    return net
 
 
 def accuracy(method: Method, net: nn.Module, training: Training) -> float:

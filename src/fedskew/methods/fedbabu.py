@@ -36,6 +36,7 @@ class FedBABU(Method):
     )
     terms_off = None  # the head never trains
     personal = ("head.",)
+    weak_where = {"everywhere": "the global model's head is never trained; the personal models are what it is for."}
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform",

@@ -106,6 +106,8 @@ def balanced(intra: Tensor, task: Tensor, z: Tensor, limit: float) -> Tensor:
     """`intra`, scaled down where its gradient at the features z is more than `limit` times that of the loss `task`."""
     if not z.requires_grad:  # no part of the net before the features is trained
         return intra
+    own: Tensor
+    others: Tensor
     own, others = (torch.autograd.grad(loss, z, retain_graph=True)[0].norm() for loss in (intra, task))
     return intra * (limit * others / own.clamp(min=1e-30)).clamp(max=1)
 
@@ -147,7 +149,7 @@ class FedMR(Method):
         None,
         help="Weight of l_intra; 0: off, None: 1.4 (norm), 0.01 (code) or 1.4 / (d (d - 1)) for d features (paper).",
         source="chosen on validation data; not in the paper without its appendix; the authors' code has 0.01 and 1e-5",
-        search=(0.01, 10.0),
+        search=(0.1, 20.0),
     )
     mu2: NotNegative | None = setting(
         None,

@@ -38,6 +38,7 @@ class FedNova(Method):
         link="arXiv:2007.07481",
     )
     terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
+    weak_where = {"dirichlet": "an update is divided by its steps, so clients with few samples count far too much."}
 
     mu: NotNegative = setting(
         0.0, help="Weight of |w - x|^2 / 2 in each client's loss; 0: no proximal term.", source="the authors' code"
