@@ -21,6 +21,7 @@ from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import Request, Task
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
+from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import RunDirectory, versions
@@ -151,8 +152,12 @@ class Served(BaseRun):
             if not facts:
                 raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
             self.agreed.task = handshake.agree(facts)
+            if filled := handshake.describe_filling(self.agreed.task, facts):
+                self.say(f"note: {filled}")
         write_atomically(self.path / "deployment.json", msgspec.json.encode(self.agreed))
         self.lineup = self._make_lineup()
+        assert self.directory is not None
+        self.directory.describe(self._card())
         if len(answers) < self.lineup.quorum:
             raise QuorumLost(f"{joined}, {self.lineup.quorum} are needed")
         return self._make_deployment()
@@ -178,6 +183,14 @@ class Served(BaseRun):
             cohort_size=size,
             quorum=quorum,
         )
+
+    def _card(self) -> ModelCard:
+        if self.assembled is not None:
+            labels, table = self.assembled.labels, self.assembled.table
+        else:
+            assert self.agreed.task is not None
+            labels, table = self.agreed.task.labels, self.agreed.task.table
+        return card_of(self.experiment, self.lineup.world, labels, table, tuple(self.agreed.sites))
 
     def _request(self, kind: str, world: World | None = None) -> Request:
         """A request without the fields of a round; with `world`, it contains the settings of the run."""
@@ -220,7 +233,7 @@ class Served(BaseRun):
         self.deployment.keep = self.directory.previous
 
     def _closing(self, server: Payload) -> dict[str, list[str]]:
-        return {"sites": self.agreed.sites}
+        return {"sites": self.agreed.sites, "labels": list(self._card().labels)}
 
     def _say_done(self) -> None:
         """Send the sites that are online the end of the run."""
