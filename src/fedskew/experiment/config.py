@@ -15,7 +15,7 @@ from torch import nn
 
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, build, choose, parse, unknown
-from fedskew.core.training import Count, Natural, Share, Training
+from fedskew.core.training import Count, Natural, NotNegative, Share, Training
 from fedskew.data.dataset import DataSet
 from fedskew.federation.simulate.faults import Fault, parse_faults
 from fedskew.methods import REGISTRY
@@ -69,6 +69,19 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last round, by figures on validation data. The test set is never looked at."""
+
+    # evaluations without a better value after which the run ends; 0: it never ends early
+    patience: Natural = 0
+    # what has to improve: accuracy, balanced, f1, loss, ... (see evaluation/figures.py); "": accuracy, or balanced
+    # accuracy if the validation samples are not balanced
+    figure: str = ""
+    # by how much a value must be better than the best one so far, in the unit that is printed: points of percent
+    min_delta: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class Experiment:
     """All settings of an experiment. With the same settings, packages and machine, results are bit-identical.
 
@@ -101,6 +114,8 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    # early stopping by validation data
+    stop: Stop = field(default_factory=Stop)
     # "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference
     step: Literal["fast", "plain"] = "fast"
     # public data on the server: a name, a path, or a DataSet; "": none, or as the split says (public:per_class=20+...)
@@ -112,7 +127,7 @@ class Experiment:
         return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
+        """The settings as plain values, as in TOML. An empty `public` or `stop` and values of None are left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
@@ -120,7 +135,9 @@ class Experiment:
         if not plain["public"]:
             del plain["public"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        for name in TABLES:
+        if self.stop == Stop():
+            del plain["stop"]
+        for name in TABLES.keys() & plain.keys():
             plain[name] = dataclasses.asdict(plain[name])
         return {key: _without_none(value) for key, value in plain.items()}
 
@@ -134,6 +151,7 @@ TABLES: dict[str, type[Any]] = {
     "holdout": Holdout,
     "evaluation": Evaluation,
     "trouble": Trouble,
+    "stop": Stop,
 }
 
 

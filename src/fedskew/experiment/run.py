@@ -12,11 +12,13 @@ import msgspec
 
 from fedskew.core.method import MODEL
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.diagnostics import diagnose
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.loop import run as run_loop
@@ -47,19 +49,28 @@ class BaseRun(ABC):
             return
         self.start, self.notes = directory.restore()
         self.records = directory.read_records()
-        if self.start and self.start[0] >= self.rounds:
+        if self.start and (self.start[0] >= self.rounds or self.stopped):
             self.result = directory.result()
+
+    @property
+    def stopped(self) -> str:
+        """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
+        return why_stop(self.records, self.experiment.stop)
 
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
         """Carry out the remaining rounds; yields a record of each."""
 
     def _carry_out(
-        self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
+        self,
+        federation: Federation,
+        lineup: Lineup,
+        cohort: Callable[[int], list[int]] | None = None,
+        validate: Callable[[int, Payload], float | None] | None = None,
     ) -> Iterator[Record]:
         """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` is as in the round loop.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         try:
@@ -72,6 +83,8 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
+                validate=validate,
+                stop=lambda: bool(self.stopped),
             ):
                 last = (record.round, record.server)
                 self._keep(record)
@@ -102,6 +115,7 @@ class BaseRun(ABC):
             model_digest=digest(model),
             clients=federation.per_client(),
             confusion=federation.confusion(),
+            stopped=self.stopped,
             **self._closing(server),
         )
         if self.directory is not None:
@@ -172,7 +186,11 @@ class Run(BaseRun):
             evaluated=self.assembled.evaluated,
         )
         with self.simulation:
-            yield from self._carry_out(self.simulation, self.assembled)
+            validate = self._validate if self.experiment.stop.patience else None
+            yield from self._carry_out(self.simulation, self.assembled, validate=validate)
+
+    def _validate(self, round: int, broadcast: Payload) -> float | None:
+        return headline(self.simulation.validate(round, broadcast), self.experiment.stop.figure or None)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
         if not self.experiment.evaluation.diagnose:

@@ -79,15 +79,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        return {key: value for key, value in plain.items() if key not in ("server", "before")} | (
-            {"before": plain["before"]} if self.before is not None else {}
-        )
+        optional = [key for key in ("before", "validation") if plain[key] is None]
+        return {key: value for key, value in plain.items() if key not in ("server", *optional)}
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:
