@@ -71,6 +71,7 @@ SETTING_OF = {
     "fault": "trouble.fault",
     "quorum": "trouble.quorum",
     "diagnose": "evaluation.diagnose",
+    "metric": "evaluation.metric",
 }
 
 

@@ -107,6 +107,13 @@ def run_command(
             help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Your own figure: a function (y_true, scores) of the global model's predictions on the test set.",
+        ),
+    ] = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -134,6 +141,7 @@ def run_command(
         fault=fault,
         quorum=quorum,
         diagnose=diagnose or None,
+        metric=metric,
     )
     settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
@@ -223,6 +231,8 @@ def print_result(
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
+    if result.metrics is not None and result.metrics.own is not None:
+        screen.print(f"{result.settings['evaluation'].get('metric')} {FIGURES['own'].text(result.metrics.own)}")
     if reached:
         how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
         figure = FIGURES.get(reached["figure"])

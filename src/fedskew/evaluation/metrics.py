@@ -128,6 +128,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, rename=GLOBAL):
     new: Population | None = None
     ensemble: ModelMetrics | None = None
     groups: dict[str, list[int]] = {}  # which classes head, middle and tail are
+    own: float | None = None  # the user's own figure (evaluation.metric), of the global model on the test set
 
     @property
     def leading(self) -> ModelMetrics | ClientMetrics | None:

@@ -49,6 +49,8 @@ class Evaluation:
     part: Literal["test", "validation"] = "test"
     # also compute `Result.diagnostics` at the end: how far features collapsed and client heads drifted apart
     diagnose: bool = False
+    # a figure of your own, a function in a file: "my.py:name" (see experiment/own_metric.py); "": none
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class Experiment:
             del plain["stop"]
         for name in TABLES.keys() & plain.keys():
             plain[name] = dataclasses.asdict(plain[name])
+        if not self.evaluation.metric:
+            del plain["evaluation"]["metric"]
         return {key: _without_none(value) for key, value in plain.items()}
 
     def to_toml(self) -> str:

@@ -44,6 +44,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
     confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
+    # how skewed the clients are (see skewness.py and data/split/skew.py); empty: not known, as between real sites
+    skew: dict[str, float | None] = {}
     stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
     sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
     schema: int = SCHEMA

@@ -16,8 +16,10 @@ from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.diagnostics import diagnose
+from fedskew.experiment.own_metric import load_metric
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.skewness import skew_figures
 from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
@@ -67,10 +69,12 @@ class BaseRun(ABC):
         lineup: Lineup,
         cohort: Callable[[int], list[int]] | None = None,
         validate: Callable[[int, Payload], float | None] | None = None,
+        own: Callable[[int, Payload], float | None] | None = None,
     ) -> Iterator[Record]:
         """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` is as in the round loop.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` and `own` are as in the
+        round loop.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         try:
@@ -84,6 +88,7 @@ class BaseRun(ABC):
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
                 validate=validate,
+                own=own,
                 stop=lambda: bool(self.stopped),
             ):
                 last = (record.round, record.server)
@@ -159,6 +164,8 @@ class Run(BaseRun):
         self.assembled = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
         self.workers, self.engine = workers, engine
         self.trackers = trackers(track)
+        metric = experiment.evaluation.metric
+        self.own = load_metric(metric, self.assembled.world) if metric else None
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
 
@@ -187,16 +194,17 @@ class Run(BaseRun):
         )
         with self.simulation:
             validate = self._validate if self.experiment.stop.patience else None
-            yield from self._carry_out(self.simulation, self.assembled, validate=validate)
+            yield from self._carry_out(self.simulation, self.assembled, validate=validate, own=self.own)
 
     def _validate(self, round: int, broadcast: Payload) -> float | None:
         return headline(self.simulation.validate(round, broadcast), self.experiment.stop.figure or None)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
+        found = {"skew": skew_figures(self.assembled)}
         if not self.experiment.evaluation.diagnose:
-            return {}
+            return found
         simulation = self.simulation
-        return {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
+        return found | {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
