@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -21,6 +22,7 @@ from fedskew.cli.options import (
     Json,
     MethodName,
     Model,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedskew.evaluation.metrics import Metrics, Population
+    from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -87,9 +90,12 @@ def run_command(
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2."),
+        typer.Option(
+            metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2; both count from 0."
+        ),
     ] = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     resume: Resume = None,
     checkpoint_every: Annotated[
         int,
@@ -140,23 +146,28 @@ def run_command(
         dropout=dropout,
         fault=fault,
         quorum=quorum,
+        on_divergence=on_divergence,
         diagnose=diagnose or None,
         metric=metric,
     )
     settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
+        settings.pop("rounds", None)  # a run can be given more rounds
         check_resume(resume, settings, set_, config, out)
-        run = resume_run(resume, **options)
+        run = resume_run(resume, rounds=rounds, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target, goal=goal)
+    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
-def follow(run: Run, *, as_json: bool, target: float | None, goal: str | None = None) -> None:
+def follow(
+    run: Run, *, as_json: bool, target: float | None, goal: str | None = None, data_dir: Path | None = None
+) -> None:
     """Carry out a run, print its progress, then its final figures (or the JSON object).
 
     `target` is the value of the figure `goal` (see `leading_figure`) to report rounds and bytes to, in percent.
+    `data_dir` is the option of that name, for the commands that are proposed at the end.
     """
     screen = make_screen(as_json)
     path = run.directory.path if run.directory is not None else None
@@ -166,7 +177,7 @@ def follow(run: Run, *, as_json: bool, target: float | None, goal: str | None = 
         screen.print(f"resuming {path} after round {run.start[0]} of {run.rounds}")
     else:
         print_setting(run, screen)
-    with resumable(f"fedskew run --resume {path}"):
+    with resumable(f"fedskew run --resume {shlex.quote(str(path))}"):
         print_rounds(run, screen)
     assert run.result is not None
     names = run.assembled.data.labels or ()
@@ -181,6 +192,8 @@ def follow(run: Run, *, as_json: bool, target: float | None, goal: str | None = 
         print_json(run.result.as_dict() | more)
     else:
         print_result(run.result, reached, path, screen, names)
+        print_next(run.experiment, path, data_dir, screen)
+    end_if_diverged(run)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -191,7 +204,7 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
-    for note in setting.partition.notes:
+    for note in setting.notes:
         screen.print(f"note: {note}")
 
 
@@ -199,9 +212,11 @@ def print_rounds(run: Run, screen: Console) -> None:
     """Carry out the rounds, with a progress bar or lines; lost clients are named."""
     with metered(screen, run.rounds, run.start[0] if run.start else 0) as meter:
         for record in run:
-            number, text = record.round + 1, record_text(record)
+            number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
+            if record.diverged and run.experiment.on_divergence == "warn":
+                screen.print(f"warning: {record.diverged}")
             last = number == run.rounds or run.stopped != ""
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
     if run.stopped:
@@ -211,13 +226,13 @@ def print_rounds(run: Run, screen: Console) -> None:
 def print_result(
     result: Result, reached: dict[str, Any], path: Path | None, screen: Console, names: Sequence[str] = ()
 ) -> None:
-    """The final figures as a table, then warnings, costs, diagnostics, digests and what to do next.
+    """The final figures as a table, then warnings, costs, diagnostics and digests.
 
     `reached` says when the target was reached (empty: no target), `path` is the run's directory, `names` are the
     classes' names.
     """
     screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
+    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
     rows = figure_rows(result)
     header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
     screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
@@ -240,8 +255,19 @@ def print_result(
         screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
-    screen.print("\nnext: fedskew split --png split.png    see how skewed the clients are")
-    screen.print("      fedskew run --method fedprox     another method on the same clients")
+
+
+def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
+    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
+    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
+    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
+    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
+    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
+    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
+    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
+    screen.print()
+    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
+        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced

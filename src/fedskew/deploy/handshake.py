@@ -12,6 +12,7 @@ import numpy as np
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, DataSet
 from fedskew.data.split.partition import Partition, Parts
+from fedskew.data.table import agree_on, prepared, sums_of
 from fedskew.deploy.messages import SiteFacts, Task
 from fedskew.experiment.assemble import world_of
 from fedskew.experiment.config import Experiment
@@ -26,7 +27,10 @@ def labels_of(data: DataSet) -> tuple[str, ...]:
 
 
 def facts_of(data: DataSet) -> SiteFacts:
-    """What a site reports about its data; for images with sums over pixels, which give the mean over all sites."""
+    """What a site reports about its data, with sums over pixels or columns, which give the means over all sites."""
+    if data.columns:
+        sums = sums_of(data.x_train, data.columns)
+        return SiteFacts((len(sums),), "table", labels_of(data), len(data.y_train), columns=sums)
     facts = SiteFacts(data.x_train.shape[1:], str(data.x_train.dtype), labels_of(data), len(data.y_train))
     if facts.kind != "uint8":
         return facts
@@ -60,8 +64,21 @@ def agree(facts: Mapping[str, SiteFacts]) -> Task:
         labels.sort(key=float)
     if len(labels) < 2:
         raise UsageError(f"the samples of all sites are of one class, {labels[0]}; at least two are needed.")
+    if common[0] == "table":
+        table = agree_on({f"site {name}": facts[name].columns for name in sorted(facts)})
+        return Task((len(table.features),), "float32", tuple(labels), (), (), table)
     mean, std = _moments([facts[name] for name in sorted(facts)]) if common[0] == "uint8" else ((), ())
     return Task(common[1], common[0], tuple(labels), mean, std)
+
+
+def describe_filling(task: Task, facts: Mapping[str, SiteFacts]) -> str:
+    """One line about the missing values that sites fill in tables; "" if there are none."""
+    if task.table is None:
+        return ""
+    missing: dict[str, int] = {}
+    for sums in (one for fact in facts.values() for one in fact.columns):
+        missing[sums.name] = missing.get(sums.name, 0) + sums.rows - sums.present
+    return task.table.describe(missing)
 
 
 def _number(text: str) -> float | None:
@@ -82,6 +99,8 @@ def _moments(facts: Sequence[SiteFacts]) -> tuple[tuple[float, ...], tuple[float
 
 def relabelled(data: DataSet, task: Task) -> DataSet:
     """The data with the class numbers and the normalisation of the task; UsageError if they do not fit it."""
+    if task.table is not None and data.columns:
+        data = prepared(data, task.table)
     if (str(data.x_train.dtype), data.x_train.shape[1:]) != (task.kind, task.shape):
         raise UsageError(
             f"{data.name} has samples of {data.x_train.dtype}{list(data.x_train.shape[1:])}, "

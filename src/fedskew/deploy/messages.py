@@ -9,6 +9,7 @@ import msgspec
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
+from fedskew.data.table import ColumnSums, Preparation
 from fedskew.deploy.flower.frames import Header
 from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.evaluation.sent_counts import from_text, to_text
@@ -18,15 +19,16 @@ PlainScore = tuple[list[int], list[int], float]  # correct and total by class, l
 
 
 class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
-    """What a site reports about its own data, once: no samples; for images, sums over all pixels."""
+    """What a site reports about its own data, once: no samples; sums over all pixels, or over a table's columns."""
 
     shape: tuple[int, ...]  # of one sample, as it is stored
-    kind: str  # uint8 (images) or float32
+    kind: str  # uint8 (images), float32, or table
     labels: tuple[str, ...]  # names of its classes
     samples: int  # training samples
     pixels: int = 0  # per channel, over all samples; 0: not images
     sums: tuple[int, ...] = ()  # of the pixels, per channel
     squares: tuple[int, ...] = ()  # of the squared pixels, per channel
+    columns: tuple[ColumnSums, ...] = ()  # of a table's training samples
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -37,6 +39,7 @@ class Task(msgspec.Struct, frozen=True):
     labels: tuple[str, ...]  # a class's number is its position here
     mean: tuple[float, ...]  # to normalise images, per channel; (): not images
     std: tuple[float, ...]
+    table: Preparation | None = None  # how a table becomes samples; None: no table
 
 
 class Request(msgspec.Struct, frozen=True):
