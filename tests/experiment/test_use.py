@@ -180,7 +180,7 @@ def test_an_own_net_keeps_its_names_and_its_class_is_needed_only_to_run_it(tmp_p
     run = finished(tmp_path / "run", Experiment(split="iid:clients=2", model=net, head="out.fc", rounds=1))
     said = fedskew("predict", str(tmp_path / "run"), "--data", "digits")
     assert said.code == 2
-    assert "test_use.Small" in said.err
+    assert "test_use.Small: give it with --net FILE.py:NAME" in said.err
     assert "fedskew.load(" in said.err
     assert fedskew("export", str(tmp_path / "run"), "--to", "w.safetensors").code == 0
     weights = load_file(tmp_path / "w.safetensors")
@@ -194,6 +194,35 @@ def test_an_own_net_keeps_its_names_and_its_class_is_needed_only_to_run_it(tmp_p
     assert torch.allclose(plain.eval()(model.card.inputs()(torch.from_numpy(x))), model.logits(x), atol=1e-5)
     assert torch.allclose(model.module()(torch.from_numpy(x)), model.logits(x), atol=1e-5)
     assert model.state_dict().keys() == net.state_dict().keys()
+
+
+OWN_FILE = """
+from pathlib import Path
+from torch import nn
+Path("imported").touch()
+def net(shape, classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
+"""
+
+
+def test_code_that_a_run_names_is_run_only_if_the_user_names_it_too(tmp_path: Path, fedskew: Any) -> None:
+    (tmp_path / "my.py").write_text(OWN_FILE)
+    options = ["--model", "my.py:net:width=6", "--split", "iid:clients=2", "--workers", "1"]
+    done = fedskew("run", *options, "--rounds", "1", "--out", "run", "--json").json()
+    (tmp_path / "imported").unlink()
+    shutil.move(tmp_path / "my.py", tmp_path / "moved.py")
+    said = fedskew("predict", "run", "--data", "digits")
+    assert (said.code, "give it with --net my.py:net:width=6" in said.err) == (2, True), said.err
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    hostile = card | {"net": "moved.py:net", "module": ""}
+    (tmp_path / "run" / "model.json").write_text(json.dumps(hostile))
+    assert fedskew("predict", "run", "--data", "digits").code == 2
+    assert not (tmp_path / "imported").exists()
+    (tmp_path / "run" / "model.json").write_text(json.dumps(card))
+    net = ["--net", "moved.py:net:width=6"]
+    assert fedskew("predict", "run", "--data", "digits", *net, "--json").json()["accuracy"] == done["accuracy"]
+    assert fedskew("export", "run", *net, "--client", "1", "--to", "w.safetensors").code == 0
+    assert list(load_file(tmp_path / "w.safetensors")) == ["1.weight", "1.bias", "3.weight", "3.bias"]
 
 
 def test_a_model_without_batch_norm_statistics_predicts_as_evaluation_did_and_is_not_exported(tmp_path: Path) -> None:

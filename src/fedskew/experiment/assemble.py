@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedskew.core.net import Net, Shape
@@ -18,6 +19,7 @@ from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
+from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.data.table import Preparation, agree_on, missing_values, prepared, sums_of
 from fedskew.experiment.config import Experiment
@@ -25,6 +27,7 @@ from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
+from fedskew.models.own import build_own, find_head, own_net_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,23 +104,46 @@ def model_text(model: str, shape: Shape) -> str:
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
     if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head)
-        make()
-        return make
-    build_named = net_builder(
-        model_text(experiment.model, data.shape), data.shape, data.classes, experiment.seed, experiment.step == "fast"
-    )
-    build_named()
-    return build_named
+        wrapped = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        check_outputs(wrapped(), data)
+        return wrapped
+    text = model_text(experiment.model, data.shape)
+    make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
+    made = make()
+    if own_net_text(text) is not None:
+        check_outputs(made, data)
+    return make
 
 
-def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool) -> Callable[[], Net]:
-    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32"."""
+def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, head: str = "") -> Callable[[], Net]:
+    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32".
+
+    head: the name of the last layer of a user's net; "" finds it.
+    """
+    if (own := own_net_text(text)) is not None:
+        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
     steps = parse(text, "model")
     if len(steps) > 1:
         raise UsageError(f"model '{text}' has more than one part; name one model.")
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
     return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
+
+
+def check_outputs(net: nn.Module, data: DataSet) -> None:
+    """Raise UsageError unless a user's net takes the data's samples and has an output for each class."""
+    samples = torch.zeros(2, *data.shape)
+    shape = "x".join(map(str, data.shape))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = net.eval()(samples)
+        found = tuple(given.shape)
+    except Exception as error:  # the net is the user's: it may raise anything
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"the model cannot take samples of {data.name}, of shape {shape}: {problem}.") from None
+    if len(found) != 2 or found[0] != 2 or found[1] < data.classes:
+        raise UsageError(
+            f"the model gives outputs of shape {found} for 2 samples: expected (2, {data.classes}), one for each class."
+        )
 
 
 def on_validation(world: World) -> World:
@@ -219,7 +245,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
     """Give the first client the training samples of all members. Validation and test samples stay where they are."""
-    if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    if partition.features_differ:
+        raise UsageError(f"central cannot pool clients with feature skew: remove {', '.join(FEATURES)} from the split.")
     train = np.concatenate([parts[c].train for c in members])
     return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))

@@ -42,7 +42,7 @@ from fedskew.experiment.extension import check_settings
 from fedskew.experiment.result import Result
 from fedskew.federation.protocol import Record, merge_late
 from fedskew.federation.store import Damaged, Store, Version
-from fedskew.federation.wire import decode, decode_with_notes, digest, encode
+from fedskew.federation.wire import decode, decode_with_notes, encode
 
 KEPT_CHECKPOINTS = 2
 SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
@@ -115,37 +115,11 @@ def read_run(path: Path) -> SavedRun:
     experiment, result = read_settings(path), path / RESULT
     try:
         records = _read_records(path / RECORDS)
-        return SavedRun(path, experiment, records, _read_result(result) if result.exists() else None)
+        return SavedRun(path, experiment, records, read_result(result) if result.exists() else None)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read: {error}.") from None
-
-
-def read_card(path: Path) -> ModelCard | None:
-    """What one must know to use the model of the run in a folder; None if an earlier version wrote the run."""
-    if not (path / CARD).exists():
-        return None
-    try:
-        return msgspec.json.decode((path / CARD).read_bytes(), type=ModelCard)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path / CARD} cannot be read: {error}.") from None
-
-
-def read_model(path: Path) -> Payload:
-    """The global model of the finished run in a folder; UsageError if it is not the one that the run ended with."""
-    if not is_run(path):
-        raise UsageError(f"{path} holds no run: there is no {SETTINGS} in it.")
-    if not is_finished(path):
-        raise UsageError(f"the run in {path} is not finished: resume it with fedskew run --resume {path}.")
-    model = read_tensors(path / MODEL)
-    try:
-        expected = _read_result(path / RESULT).model_digest
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / RESULT} cannot be read: {error}.") from None
-    if digest(model) != expected:
-        raise UsageError(f"{path / MODEL} is not the model that the run ended with: its digest is another.")
-    return model
 
 
 def read_tensors(path: Path) -> Payload:
@@ -171,7 +145,8 @@ def _read_records(path: Path) -> list[Record]:
     return merge_late(msgspec.json.decode(line, type=Record) for line in complete)
 
 
-def _read_result(path: Path) -> Result:
+def read_result(path: Path) -> Result:
+    """The result in a file; OSError or ValueError if it cannot be read."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
@@ -232,9 +207,14 @@ class RunDirectory:
         write_atomically(self.path / CARD, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
 
     def append(self, record: Record) -> None:
-        """Add one record."""
-        with self.records.open("ab") as file:
-            file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        """Add one record, whole or, if that fails on a full disk, not at all."""
+        size = self.records.stat().st_size
+        try:
+            with self.records.open("ab") as file:
+                file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        except BaseException:
+            self._truncate(self.records, size)
+            raise
 
     def due(self, round: int) -> bool:
         """Whether a checkpoint is due after this round."""
@@ -340,7 +320,7 @@ class RunDirectory:
 
     def result(self) -> Result | None:
         """The result; None if the run is not finished."""
-        return _read_result(self.path / RESULT) if is_finished(self.path) else None
+        return read_result(self.path / RESULT) if is_finished(self.path) else None
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -19,6 +19,7 @@ from fedskew.core.seeding import Purpose, one_thread
 from fedskew.core.settings import UsageError, unknown
 from fedskew.core.site import fill
 from fedskew.core.tensors import Payload
+from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet, as_images
 from fedskew.data.sources.inputs import read_inputs
 from fedskew.data.split.partition import Partition, Parts
@@ -26,7 +27,8 @@ from fedskew.evaluation.scores import BATCH
 from fedskew.experiment.assemble import assemble, net_builder, world_of
 from fedskew.experiment.card import ModelCard, card_of_assembled
 from fedskew.experiment.config import Experiment
-from fedskew.experiment.run_directory import DEPLOYMENT, is_run, read_card, read_model, read_run, read_settings
+from fedskew.experiment.model_files import read_card, read_model
+from fedskew.experiment.run_directory import DEPLOYMENT, is_run, read_run, read_settings
 from fedskew.federation.simulate.jobs import decode_state
 from fedskew.federation.world import World
 from fedskew.models import wrap
@@ -57,11 +59,8 @@ class TrainedModel:
     batch_statistics: batch norm uses the statistics of each batch, because the model has none of its own.
     """
 
-    def __init__(
-        self, card: ModelCard, net: Net, *, client: int | None, batch_statistics: bool, own: nn.Module | None
-    ) -> None:
+    def __init__(self, card: ModelCard, net: Net, *, client: int | None, batch_statistics: bool) -> None:
         self.card, self.net, self.client, self.batch_statistics = card, net.eval(), client, batch_statistics
-        self._own = own  # the user's own net, as it was given; None: a net by name
 
     def predict(self, x: Any) -> Predictions:
         """The classes of samples.
@@ -73,11 +72,13 @@ class TrainedModel:
         """
         logits = self.logits(read_inputs(str(x), self.card.shape, self.card.table).x if _is_path(x) else x)
         numbers = logits.argmax(1)
+        labels = self.card.labels
+        labels += tuple(f"output {n}" for n in range(len(labels), logits.shape[1]))  # a user's net may have more
         return Predictions(
-            classes=[self.card.labels[n] for n in numbers.tolist()],
+            classes=[labels[n] for n in numbers.tolist()],
             numbers=numbers.numpy(),
             probabilities=logits.softmax(1).numpy(),
-            labels=self.card.labels,
+            labels=labels,
         )
 
     @torch.no_grad()
@@ -93,7 +94,7 @@ class TrainedModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights by name: those of the user's own net, or body.* and head.* of a net by name."""
-        return own_names(self.net.state_dict(), self.card.head if self.card.module else None)
+        return own_names(self.net.state_dict(), self.card.head)
 
     def module(self) -> nn.Module:
         """A plain torch module, without anything of fedskew's own, from raw samples to logits."""
@@ -101,12 +102,8 @@ class TrainedModel:
             raise UsageError(
                 "this model has no batch-norm statistics (training.batch_norm=local): take a client's with client=..."
             )
-        if self._own is not None:
-            net: nn.Module = copy.deepcopy(self._own)
-            net.load_state_dict(self.state_dict())
-        else:
-            net = net_builder(self.card.net, self.card.shape, len(self.card.labels), 0, fast=False)()
-            net.load_state_dict(self.net.state_dict())
+        net = copy.deepcopy(self.net) if self.card.module else _built(self.card, fast=False)
+        net.load_state_dict(self.net.state_dict())
         return nn.Sequential(self.card.inputs(), net).eval().requires_grad_(False)
 
 
@@ -114,9 +111,9 @@ def _is_path(x: Any) -> bool:
     return isinstance(x, str | Path)
 
 
-def own_names(weights: dict[str, Tensor], head: str | None) -> dict[str, Tensor]:
-    """Weights of a `Net` made by `wrap` under the names of the user's net. `head`: see `wrap`; None: not such a net."""
-    if head is None:
+def own_names(weights: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Weights of a `Net` made by `wrap` under the names of the user's net. `head`: see `wrap`; "": not such a net."""
+    if not head:
         return dict(weights)
     parts = {name: name.partition(".") for name in weights}
     return {
@@ -154,7 +151,7 @@ def load(
     run: Path | str,
     *,
     client: int | str | None = None,
-    net: nn.Module | None = None,
+    net: nn.Module | str | None = None,
     data: DataSet | None = None,
     data_dir: Path | str | None = None,
 ) -> TrainedModel:
@@ -162,7 +159,8 @@ def load(
 
     run: the run's directory.
     client: the number or name of a client, for its own model; None: the global model.
-    net: the net, if it is one of your own; its weights are not used.
+    net: the net, if it is one of your own: a module, whose weights are not used, or its text form, "my.py:net". Code
+        that a run's directory names is not run without it.
     data: the data set, if it was not given by name; needed only where a client's model is trained further on its data.
     data_dir: where named data sets are; None is the default folder.
 
@@ -178,13 +176,7 @@ def load(
     """
     path, folder = Path(run), Path(data_dir) if data_dir else None
     card = read_card(path) or _card_of_old_run(path, net, data, folder)
-    if card.module and net is None:
-        raise UsageError(
-            f"the net of {path} is a class of your own, {card.module}: load the run in Python with "
-            f"fedskew.load({str(path)!r}, net={card.module.rpartition('.')[2]}(...))."
-        )
-    if net is not None and not card.module:
-        raise UsageError(f"the net of {path} is {card.net}: leave out net=.")
+    check_net(path, card, net)
     if client is None:
         if not card.has_global:
             names = ", ".join(card.clients) or f"0 to {card.population - 1}"
@@ -195,18 +187,32 @@ def load(
         number = client_number(card, client)
         experiment = _experiment(path, card, net, data)
         model, lacks = _personal(path, card, experiment, number, folder)
-    built = wrap(net, card.head) if net is not None else _built(card)
+    built = wrap(net, card.head) if isinstance(net, nn.Module) else _built(card, card.step == "fast", net)
     try:
         fill(built, model)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights in {path} do not fit its net {card.net or card.module}: {error}.") from None
     return TrainedModel(
-        card, built, client=None if client is None else number, batch_statistics=lacks and _has_norms(built), own=net
+        card, built, client=None if client is None else number, batch_statistics=lacks and _has_norms(built)
     )
 
 
-def _built(card: ModelCard) -> Net:
-    return net_builder(card.net, card.shape, len(card.labels), 0, card.step == "fast")()
+def check_net(path: Path, card: ModelCard, net: nn.Module | str | None) -> None:
+    """Raise UsageError unless `net` is given if and only if the net of a run is the user's own."""
+    if card.module and net is None:
+        text = card.module if split_text(card.module) else "FILE.py:NAME"
+        raise UsageError(
+            f"the net of {path} is your own, {card.module}: give it with --net {text}, "
+            f"or in Python with fedskew.load({str(path)!r}, net=...)."
+        )
+    if net is not None and not card.module:
+        raise UsageError(f"the net of {path} is {card.net}, not one of your own: leave out the net.")
+    if split_text(card.net) is not None or (isinstance(net, str) and split_text(net) is None):
+        raise UsageError(f"net {net or card.net} is invalid: expected FILE.py:NAME.")
+
+
+def _built(card: ModelCard, fast: bool, own: str | None = None) -> Net:
+    return net_builder(own or card.net, card.shape, len(card.labels), 0, fast, card.head)()
 
 
 def _has_norms(net: nn.Module) -> bool:
@@ -225,14 +231,14 @@ def client_number(card: ModelCard, client: int | str) -> int:
     raise UsageError(f"client {text} is invalid: expected a number from 0 to {card.population - 1}.")
 
 
-def _experiment(path: Path, card: ModelCard, net: nn.Module | None, data: DataSet | None) -> Experiment:
+def _experiment(path: Path, card: ModelCard, net: nn.Module | str | None, data: DataSet | None) -> Experiment:
     experiment = read_settings(path)
     if net is not None:
         experiment = replace(experiment, model=net, head=card.head)
     return experiment if data is None else replace(experiment, data=data)
 
 
-def _card_of_old_run(path: Path, net: nn.Module | None, data: DataSet | None, folder: Path | None) -> ModelCard:
+def _card_of_old_run(path: Path, net: nn.Module | str | None, data: DataSet | None, folder: Path | None) -> ModelCard:
     if not is_run(path):
         read_settings(path)  # says what is missing
     try:
