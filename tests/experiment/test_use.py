@@ -22,6 +22,7 @@ from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.experiment.use import TrainedModel, load
+from fedskew.methods import REGISTRY
 
 SAVED = Path(__file__).parent / "saved-runs"
 DIGITS = Experiment(split="dirichlet:alpha=0.5,clients=3", model="mlp:hidden=8", rounds=2)
@@ -76,6 +77,23 @@ def test_a_personal_model_has_the_accuracy_that_the_run_recorded(tmp_path: Path,
         assert accuracy(load(tmp_path, client=client), *own_test_part(run, client)) == recorded.accuracy
 
 
+@pytest.mark.slow  # a run of every method
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_is_loaded_is_what_was_evaluated_for_every_method(tmp_path: Path, name: str) -> None:
+    kind = REGISTRY[name]
+    split = ("public:per_class=4+" if kind.public else "") + "dirichlet:alpha=0.5,clients=3,min=5"
+    experiment = Experiment(method=kind(**kind.quick), split=split, model="mlp:hidden=16", rounds=2)
+    run = finished(tmp_path, experiment)
+    assert run.result is not None
+    assert run.result.metrics is not None
+    if kind.has_global:
+        assert run.result.metrics.global_ is not None
+        assert accuracy(load(tmp_path), *digits()) == run.result.metrics.global_.accuracy
+    personal = run.result.clients["1"].personal
+    assert personal is not None
+    assert accuracy(load(tmp_path, client=1), *own_test_part(run, 1)) == personal.accuracy
+
+
 def test_a_table_is_predicted_from_its_file_as_the_run_recorded(tmp_path: Path, fedskew: Any) -> None:
     run = finished(tmp_path / "run", HEART)
     assert run.result is not None
@@ -119,6 +137,7 @@ def test_auto_is_replaced_by_the_name_of_the_net(tmp_path: Path) -> None:
 # Exports.
 
 
+@pytest.mark.slow  # torch.export takes seconds to import
 def test_an_exported_program_takes_raw_images_and_answers_the_same(tmp_path: Path) -> None:
     finished(tmp_path / "run", DIGITS)
     model, (x, _) = load(tmp_path / "run"), digits()
