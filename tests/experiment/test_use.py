@@ -236,6 +236,14 @@ def test_code_that_a_run_names_is_run_only_if_the_user_names_it_too(tmp_path: Pa
     hostile = card | {"net": "moved.py:net", "module": ""}
     (tmp_path / "run" / "model.json").write_text(json.dumps(hostile))
     assert fedskew("predict", "run", "--data", "digits").code == 2
+    settings = (tmp_path / "run" / "settings.toml").read_text()
+    for text in (settings.replace("my.py:net", "moved.py:net"), settings.replace('"fedavg"', '"moved.py:net"')):
+        (tmp_path / "run" / "model.json").write_text(json.dumps(card | {"net": "mlp", "module": ""}))
+        (tmp_path / "run" / "settings.toml").write_text(text)
+        assert fedskew("predict", "run", "--data", "digits", "--client", "1").code == 2
+        (tmp_path / "run" / "model.json").unlink()
+        assert fedskew("predict", "run", "--data", "digits").code == 2
+    (tmp_path / "run" / "settings.toml").write_text(settings)
     assert not (tmp_path / "imported").exists()
     (tmp_path / "run" / "model.json").write_text(json.dumps(card))
     net = ["--net", "moved.py:net:width=6"]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.console import print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, print_json, record_text, resumable
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
     DataDir,
     Json,
     MethodName,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -59,6 +60,7 @@ def serve_command(
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     seed: Seed = None,
     set_: Set = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -98,6 +100,7 @@ def serve_command(
         rounds=rounds,
         clients_per_round=clients_per_round,
         quorum=quorum,
+        on_divergence=on_divergence,
         seed=seed,
     )
     kind: Any = choose
@@ -115,6 +118,7 @@ def serve_command(
     if as_json:
         assert served.result is not None
         print_json(served.result.as_dict() | {"directory": str(path)})
+    end_if_diverged(served)
 
 
 def _line_printer(stream: Any) -> Say:
@@ -137,6 +141,8 @@ def follow(served: Served, say: Say) -> None:
         for record in served:
             for client, why in record.lost.items():
                 say(f"round {record.number}: site {served.agreed.sites[client]} {why}")
+            if record.diverged and served.experiment.on_divergence == "warn":
+                say(f"warning: {record.diverged}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
             say(f"round {record.number}/{served.rounds}: {record_text(record)} ({took})")
     assert served.result is not None

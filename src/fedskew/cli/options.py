@@ -42,6 +42,12 @@ Seed = Annotated[str | None, typer.Option(metavar="N", help="Seed of everything 
 Quorum = Annotated[
     str | None, typer.Option(metavar="N", help="Updates a round needs: a count, or a share below 1 of the clients.")
 ]
+OnDivergence = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT", help="stop (default) or warn: what to do if the loss is not finite or falls to chance."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. training.lr=0.05; repeatable."),

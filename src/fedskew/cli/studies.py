@@ -17,6 +17,7 @@ from fedskew.cli.options import (
     Engine,
     Json,
     Model,
+    OnDivergence,
     Rounds,
     Set,
     Split,
@@ -51,6 +52,7 @@ def compare_command(
     model: Model = None,
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
+    on_divergence: OnDivergence = None,
     set_: Set = None,
     config: Config = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs and the table.")] = Path("runs/compare"),
@@ -68,7 +70,14 @@ def compare_command(
     """
     from fedskew.cli.comparison import show_comparison
 
-    settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
+    settings = given_settings(
+        data=data,
+        split=split,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        on_divergence=on_divergence,
+    )
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
     show_comparison(experiment, methods, seed_list(seeds), out, target, as_json, options)

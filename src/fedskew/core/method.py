@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedskew.core.fit import fit
 from fedskew.core.site import Loss, Site
@@ -85,6 +85,7 @@ class Method:
     A method is a frozen dataclass: its fields are its settings (see `fedskew.core.settings.setting`), its methods are
     the hooks below. A run calls them in this order:
 
+        net = prepare(net, rng)                                          once in every process
         server = init_server(site)                                       once
         for each stage in stages(rounds):
             message = broadcast(server)
@@ -147,6 +148,15 @@ class Method:
         another kind, such as CCVR's last one, "calibrate".
         """
         return ["train"] * rounds
+
+    def prepare(self, net: Any, rng: Generator) -> Any:
+        """The net to use in place of the initial one, wherever a net is made. FedAvg: `net` itself.
+
+        A method may put another head into `net` here, from features to the same number of logits: training,
+        evaluation, saving, personalising and deployment then use it. `rng` depends on the run's seed alone, so all
+        sites make the same net. Raise `UsageError` for a net that the method cannot use.
+        """
+        return net
 
     @property
     def depends_on_rounds(self) -> bool:

@@ -47,6 +47,9 @@ class Agreed(msgspec.Struct):
 class Served(BaseRun):
     """A run between sites. Iterate over it for its records, as over `Run`.
 
+    A round in which no site sends finite values raises `Diverged`. The run can be resumed: sites may do so on
+    purpose.
+
     Args:
         experiment: the settings of the run.
         hosting: address, keys and timeouts of the server.
@@ -55,6 +58,8 @@ class Served(BaseRun):
         resume: continue the run in `out`.
         channel: starts the Flower process with a config and a log file; tests replace it.
     """
+
+    trusting = False
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedskew.core.net import Net, Shape
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
@@ -102,31 +103,20 @@ def model_text(model: str, shape: Shape) -> str:
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
-    """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
-    if isinstance(experiment.model, nn.Module):
-        wrapped = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
-        check_outputs(wrapped(), data)
-        return wrapped
-    text = model_text(experiment.model, data.shape)
-    make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
-    made = make()
-    if own_net_text(text) is not None:
-        check_outputs(made, data)
-    return make
+    """A function that builds the initial net.
 
-
-def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, head: str = "") -> Callable[[], Net]:
-    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32".
-
-    head: the name of the last layer of a user's net; "" finds it.
+    It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
     """
-    if (own := own_net_text(text)) is not None:
-        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
-    steps = parse(text, "model")
-    if len(steps) > 1:
-        raise UsageError(f"model '{text}' has more than one part; name one model.")
-    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
-    return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
+    if isinstance(experiment.model, str):
+        text = model_text(experiment.model, data.shape)
+        make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
+    else:
+        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+    net = make()
+    if not isinstance(experiment.model, str) or own_net_text(experiment.model):
+        check_outputs(net, data)
+    experiment.method.prepare(net, seeded(experiment.seed, Purpose.NET))
+    return make
 
 
 def check_outputs(net: nn.Module, data: DataSet) -> None:
@@ -144,6 +134,20 @@ def check_outputs(net: nn.Module, data: DataSet) -> None:
         raise UsageError(
             f"the model gives outputs of shape {found} for 2 samples: expected (2, {data.classes}), one for each class."
         )
+
+
+def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, head: str = "") -> Callable[[], Net]:
+    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32".
+
+    `head` names the last layer of a user's own net; "" finds it.
+    """
+    if (own := own_net_text(text)) is not None:
+        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
+    steps = parse(text, "model")
+    if len(steps) > 1:
+        raise UsageError(f"model '{text}' has more than one part; name one model.")
+    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
+    return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
 
 
 def on_validation(world: World) -> World:

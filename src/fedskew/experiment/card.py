@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
+from fedskew.core.method import Method
 from fedskew.core.user_code import split_text
 from fedskew.data.table import Preparation, TableInput
 from fedskew.experiment.assemble import Assembled, model_text
@@ -33,6 +34,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[str, ...] = ()  # names of the clients; (): they have none
     population: int  # number of clients
     method: str
+    prepare: dict[str, Any] = {}  # the method with its settings, if it puts a head of its own into the net; {}: not
     has_global: bool  # whether the server has a model; if not, only clients have
     batch_norm: Literal["aggregate", "local", "frozen"] = "aggregate"
     data: str  # the data set, as in settings.toml
@@ -118,6 +120,7 @@ def card_of(
         clients=clients,
         population=world.population,
         method=experiment.method_name,
+        prepare=experiment.as_dict()["method"] if type(experiment.method).prepare is not Method.prepare else {},
         has_global=experiment.method.has_global,
         batch_norm=experiment.training.batch_norm,
         data=str(experiment.as_dict()["data"]),

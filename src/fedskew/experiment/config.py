@@ -92,6 +92,8 @@ class Experiment:
     holdout: test samples, validation samples and clients that never train (see `Holdout`).
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
+    on_divergence: what to do with a run whose loss is not finite, or that falls back to chance (see
+        federation/divergence.py): "stop" ends it there, "warn" goes on while updates are usable.
     step: "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference.
     public: public data on the server: a name, a path, or a `DataSet`; "": none, or as the split says
         (public:per_class=20+...).
@@ -118,6 +120,7 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    on_divergence: Literal["stop", "warn"] = "stop"
     step: Literal["fast", "plain"] = "fast"
     public: str | DataSet = ""
 
@@ -145,13 +148,15 @@ class Experiment:
         return name_of(type(self.method))
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
+        """The settings as plain values, as in TOML. An empty `public`, on_divergence = "stop" and None are left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
         plain["public"] = self.public if isinstance(self.public, str) else self.public.name
         if not plain["public"]:
             del plain["public"]
+        if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
+            del plain["on_divergence"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
         for name in TABLES:
             plain[name] = dataclasses.asdict(plain[name])

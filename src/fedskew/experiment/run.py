@@ -24,8 +24,9 @@ from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
+from fedskew.federation.divergence import divergence
 from fedskew.federation.loop import run as run_loop
-from fedskew.federation.protocol import Federation, Record, merge_late
+from fedskew.federation.protocol import Diverged, Federation, Record, merge_late
 from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
 from fedskew.federation.wire import digest
@@ -38,7 +39,11 @@ class BaseRun(ABC):
 
     `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. `notes`
     are messages for the user, such as damaged checkpoints and versions of packages that changed.
+
+    A run that diverges ends early, unless `experiment.on_divergence` is "warn". `diverged` says why.
     """
+
+    trusting = True  # whether a round without one finite update ends the run: not if clients may send them on purpose
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
         self.experiment, self.directory = experiment, directory
@@ -47,6 +52,7 @@ class BaseRun(ABC):
         self.notes: list[str] = []
         self.records: list[Record] = []
         self.result: Result | None = None  # None: not finished yet
+        self.diverged = ""  # why the run counts as diverged; "": it does not
         if directory is None:
             return
         if not resume:
@@ -54,8 +60,12 @@ class BaseRun(ABC):
             return
         self.start, self.notes = directory.restore(experiment)
         self.records = directory.read_records()
-        if self.start and self.start[0] >= self.rounds:
-            self.result = directory.result()
+        self.diverged = next((r.diverged for r in self.records if r.diverged), "")
+        result = directory.result()
+        if self.start and (
+            self.start[0] >= self.rounds or (result is not None and result.diverged and result.rounds == self.start[0])
+        ):
+            self.result = result
 
     def __repr__(self) -> str:
         name = self.experiment.data if isinstance(self.experiment.data, str) else self.experiment.data.name
@@ -90,17 +100,32 @@ class BaseRun(ABC):
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
             ):
+                record = self._judged(record)
                 self._keep(record)
                 last = (record.round, record.server)
                 if self.directory is not None and self.directory.due(record.round):
                     self.directory.save(*last)
                 yield record
-        except BaseException:
+                if record.diverged and self.experiment.on_divergence == "stop":
+                    break
+        except BaseException as error:
             if self.directory is not None and last is not None:
                 self.directory.save(*last)
-            raise
+            if not isinstance(error, Diverged):
+                raise
+            why = f"the run diverged in round {1 if last is None else last[0] + 2}: {error}"
+            if last is None or not self.trusting:
+                raise Diverged(why) from None
+            self.diverged = self.diverged or why
         if last is not None:
             self._finish(last[1], federation, lineup.world.initial)
+
+    def _judged(self, record: Record) -> Record:
+        """The record, marked if it is the first that shows that the run diverged."""
+        if not self.diverged:
+            self.diverged = divergence([*self.records, record])
+            return msgspec.structs.replace(record, diverged=self.diverged)
+        return record
 
     def _keep(self, record: Record) -> None:
         """Add a record to the run's directory and to `records`."""
@@ -118,6 +143,8 @@ class BaseRun(ABC):
             digest=digest(server),
             model_digest=digest(model),
             clients=federation.per_client(),
+            diverged=self.diverged,
+            confusion=federation.confusion(),
             **self._closing(server),
         )
         if self.directory is not None:

@@ -110,9 +110,12 @@ def read_settings(path: Path) -> Experiment:
     return from_dict(read_toml(path / SETTINGS))
 
 
-def read_run(path: Path) -> SavedRun:
-    """The run in a folder. A last record that was written only in part is left out."""
-    experiment, result = read_settings(path), path / RESULT
+def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
+    """The run in a folder. A last record that was written only in part is left out.
+
+    experiment: that of the run, if it is known already; None reads it from the settings.
+    """
+    experiment, result = experiment or read_settings(path), path / RESULT
     try:
         records = _read_records(path / RECORDS)
         return SavedRun(path, experiment, records, read_result(result) if result.exists() else None)

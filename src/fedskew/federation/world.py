@@ -70,7 +70,7 @@ class World:
 
     method: Method
     training: Training
-    make_net: Callable[[], Any]  # builds the initial net, the same each time
+    make_net: Callable[[], Any]  # builds the initial net, the same each time; `Method.prepare` may change it
     x: Tensor
     y: Tensor
     x_test: Tensor
@@ -98,7 +98,7 @@ class World:
     @cached_property
     def net(self) -> Any:
         """The only net of this process; one client after another uses it."""
-        return self.make_net().to(self.device)
+        return self.method.prepare(self.make_net(), seeded(self.seed, Purpose.NET)).to(self.device)
 
     @cached_property
     def initial(self) -> Payload:
@@ -195,7 +195,7 @@ class World:
     def evaluate_global(self, chunk: int, round: int, broadcast: Payload) -> Score:
         """Evaluate the global model on one chunk of the server's test set."""
         data = self.test_set(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
-        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data)
+        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data).counted()
 
     def arrays(self) -> dict[str, Tensor]:
         """The large constant arrays, which worker processes share."""

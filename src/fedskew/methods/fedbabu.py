@@ -3,7 +3,8 @@
 Oh, Kim, Yun. ICLR 2022. arXiv:2106.06042
 
 Algorithm 1, client: SGD on the body; the head keeps its random initial values, the same at all clients
-Algorithm 1, server: body = mean of the cohort's bodies, by samples (the authors' code: uniform; its clients have equally many)
+Algorithm 1, server: body = mean of the cohort's bodies, by samples
+The authors' code has a uniform mean, over clients of equal size.
 Section 5: a client personalises the received model by fine-tuning it on its own data
 The global model is (body, initial head), the one that FedCRC's table reports.
 Departure: every site makes the head from the seed, so it is never sent.
