@@ -20,6 +20,14 @@ from fedskew.federation.world import World
 NO_SAMPLES = np.empty(0, np.int64)
 
 
+class Misfit(UsageError):
+    """The samples of one site differ from the others'. `site` is its name."""
+
+    def __init__(self, site: str, text: str) -> None:
+        super().__init__(text)
+        self.site = site
+
+
 def labels_of(data: DataSet) -> tuple[str, ...]:
     """The names of the classes; their numbers if they have no names."""
     return data.labels or tuple(map(str, range(data.classes)))
@@ -27,7 +35,8 @@ def labels_of(data: DataSet) -> tuple[str, ...]:
 
 def facts_of(data: DataSet) -> SiteFacts:
     """What a site reports about its data; for images with sums over pixels, which give the mean over all sites."""
-    facts = SiteFacts(data.x_train.shape[1:], str(data.x_train.dtype), labels_of(data), len(data.y_train))
+    kind: Any = str(data.x_train.dtype)
+    facts = SiteFacts(data.x_train.shape[1:], kind, labels_of(data), len(data.y_train))
     if facts.kind != "uint8":
         return facts
     levels = np.arange(256)
@@ -44,7 +53,7 @@ def facts_of(data: DataSet) -> SiteFacts:
 
 
 def agree(facts: Mapping[str, SiteFacts]) -> Task:
-    """The common task of all sites (site name -> facts); UsageError names a site whose samples differ from the others'.
+    """The common task of all sites (site name -> facts); Misfit names a site whose samples differ from the others'.
 
     The classes are the union of the sites' classes, in numerical order if all names are numbers.
     """
@@ -52,9 +61,8 @@ def agree(facts: Mapping[str, SiteFacts]) -> Task:
     common = max(forms.values(), key=lambda form: list(forms.values()).count(form))
     for name, form in sorted(forms.items()):
         if form != common:
-            raise UsageError(
-                f"site {name} has samples of {form[0]}{list(form[1])}, the others of {common[0]}{list(common[1])}."
-            )
+            text = f"site {name} has samples of {form[0]}{list(form[1])}, the others of {common[0]}{list(common[1])}."
+            raise Misfit(name, text)
     labels = sorted({label for fact in facts.values() for label in fact.labels})
     if all(_number(label) is not None for label in labels):
         labels.sort(key=float)
