@@ -109,7 +109,8 @@ class Node:
         return Answer(), b""
 
     def _agree(self, request: Request) -> Experiment:
-        """The experiment of a request; Refusal if this site does not serve it."""
+        """The experiment of a request; Refusal if this site does not serve it, or has other data."""
+        self._uses_own_data(request)
         if not request.settings:
             raise Refusal("the request does not contain the experiment")
         experiment = read_experiment(request.settings)

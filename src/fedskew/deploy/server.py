@@ -151,6 +151,7 @@ class Served(BaseRun):
             except handshake.Misfit as misfit:
                 self.roster.refuse(f"{misfit} It is left out.")
                 del facts[misfit.site], answers[misfit.site]
+        self.agreed.samples |= {name: fact.samples for name, fact in facts.items()}
         joined = f"{len(answers)} of {self.expected} sites joined within {patience:g} s"
         for name, answer in sorted(answers.items()):
             if other := [f"{k} {v}" for k, v in answer.versions.items() if versions().get(k) not in (v, None)]:
