@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from fedskew.cli import deploy as commands
+from fedskew.cli import operations
 from fedskew.core.settings import UsageError
 from fedskew.deploy import certs, joining
 from fedskew.deploy import flower_process as child
-from fedskew.deploy.flower import carrier, gate
+from fedskew.deploy.flower import carrier, gate, signing
 from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
@@ -121,7 +121,7 @@ def request(key: bytes = b"known", size: int = 10, late: float = 0.0, **changes:
         b"content-length": str(size).encode(),
         b"flwr-public-key": base64.b64encode(key),
         b"flwr-timestamp": when.isoformat().encode(),
-        b"fedskew-protocol": gate.PROTOCOL,
+        b"fedskew-protocol": signing.PROTOCOL,
     }
     return headers | {name.replace("_", "-").encode(): value for name, value in changes.items()}
 
@@ -529,7 +529,7 @@ def test_join_takes_its_name_from_its_keys(
     assert said.code == 0
     assert seen == {"name": "north", "key": "site.key", "folder": Path("fedskew-state/north")}
     assert "fedskew: north: here" in said.err
-    assert commands._words(" a, b,,") == ["a", "b"]
+    assert operations._words(" a, b,,") == ["a", "b"]
 
 
 # with Flower itself

@@ -1,4 +1,4 @@
-"""`fedskew serve`, `fedskew join`, `fedskew certs`: a run between real sites."""
+"""`fedskew serve` and `fedskew join`: a run between real sites."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ def add_commands(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("serve")(serve_command)
     app.command("join")(join_command)
-    app.command("certs")(certs_command)
 
 
 def serve_command(
@@ -221,26 +220,3 @@ def join_command(
         joining.join(site, address, stay=stay, say=say)
     finally:
         lock.release()
-
-
-def certs_command(
-    sites: Annotated[str, typer.Option(metavar="NAMES", help="Names of the sites, e.g. hospital-a,hospital-b.")],
-    hosts: Annotated[
-        str, typer.Option(metavar="NAMES", help="Names and addresses by which sites reach the server.")
-    ] = "localhost,127.0.0.1",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path("certs"),
-    days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the certificates expire.")] = 365,
-) -> None:
-    """Make keys: an authority, the server's certificate, a key per site."""
-    from fedskew.deploy.certs import make_certs
-
-    made = make_certs(out, _words(hosts), _words(sites), days)
-    print(f"{made[0]}: for the server   (fedskew serve --certs {made[0]})")
-    for folder in made[1:]:
-        print(f"{folder}: for that site   (fedskew join --certs {folder})")
-    print(f"{out / 'ca.key'}: signs further certificates; keep it off the network")
-
-
-def _words(text: str) -> list[str]:
-    """`a, b` gives ["a", "b"]."""
-    return [word.strip() for word in text.split(",") if word.strip()]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedskew import __version__
-from fedskew.cli import deploy, listings, run, studies
+from fedskew.cli import deploy, listings, operations, run, studies
 from fedskew.cli.console import exit_with
 from fedskew.core.settings import UsageError
 
@@ -35,7 +35,7 @@ def callback(
     """Federated learning on skewed data."""
 
 
-for group in (run, studies, listings, deploy):
+for group in (run, studies, listings, deploy, operations):
     group.add_commands(app)
 
 

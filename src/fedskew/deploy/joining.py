@@ -14,6 +14,7 @@ from fedskew.core.settings import UsageError
 from fedskew.core.text import clean
 from fedskew.data.dataset import DataSet
 from fedskew.data.sources.loading import SOURCES, load
+from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.messages import as_header
@@ -109,6 +110,8 @@ def join(node: Node, address: ServerAddress, *, stay: bool, say: Callable[[str],
                         return
                 case "joined":
                     say(f"ready: joined {address.server}")
+                    if header.get("until") and (warning := expiry_warning("ca.crt", header["until"])):
+                        say(warning)
                 case "trouble":
                     say(clean(header["text"]))
                 case _:

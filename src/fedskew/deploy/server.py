@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.loading import load
 from fedskew.deploy import handshake
+from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.deployment import Deployment
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
@@ -86,6 +88,7 @@ class Served(BaseRun):
         shutil.rmtree(out / SPOOL, ignore_errors=True)
         self.channel = channel(config, out / "flower.log")
         self.certificates: dict[str, str] = {}  # name -> until when it is valid
+        self.warned = ""  # day of the last warning about them
         self.port, self.roster = self._open()
 
     def _read_agreed(self, keys: list[str], resume: bool) -> Agreed:
@@ -116,6 +119,7 @@ class Served(BaseRun):
             self.close()
             why = frame[0].get("text", "") if frame is not None else f"see {self.path / 'flower.log'}"
             raise UsageError(f"the Flower process did not start: {why}.")
+        self.certificates = frame[0].get("certificates", {})
         roster = Roster(self.channel, self.agreed.sites, frame[0]["nodes"], self.say, keyless=self.hosting.insecure)
         return int(frame[0]["port"]), roster
 
@@ -265,8 +269,16 @@ class Served(BaseRun):
     def _never_came(self, name: str) -> bool:
         return name not in self.roster.answers
 
+    def _warn_of_certificates(self) -> None:
+        """Say once a day which certificates expire soon."""
+        if self.warned != (today := time.strftime("%F")):
+            self.warned = today
+            for warning in filter(None, (expiry_warning(*entry) for entry in self.certificates.items())):
+                self.say(warning)
+
     def write_status(self, over: bool = False) -> None:
         """Write status.json for `fedskew status`."""
+        self._warn_of_certificates()
         online = set(self.roster.present())
         lost = self.records[-1].lost if self.records else {}
         status = Status(

@@ -7,12 +7,10 @@ as online.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import queue
 import random
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +18,8 @@ from typing import Any, TypeVar
 
 from .access import declared_size, ids_of
 from .frames import Header, Pipe, as_records, body_record, from_records
-from .gate import PROTOCOL, what_is_signed
+from .keys import inspect
+from .signing import Signing
 
 HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
 QUICKEST = 0.5  # seconds between requests for messages: the server answers them when there is one, or after 15 s
@@ -54,26 +53,6 @@ class Withdrawn(Exception):
 
 class Unknown(Exception):
     """The server does not know this node any more; join again."""
-
-
-class Signing:
-    """Signs the path and the body of each request, with a number used once. Flower's signature covers only the time."""
-
-    def __init__(self, private: Any) -> None:
-        self.private = private
-
-    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
-        """Add the signature to a request that Flower's interceptor has signed."""
-        from flwr.supercore.primitives.asymmetric import sign_message
-
-        request, nonce = context.request, secrets.token_hex(16)
-        text = what_is_signed(
-            request.headers["flwr-timestamp"].encode(), nonce.encode(), request.url.path, request.content
-        )
-        request.headers["fedskew-nonce"] = nonce
-        request.headers["fedskew-signature"] = base64.b64encode(sign_message(self.private, text)).decode()
-        request.headers["fedskew-protocol"] = PROTOCOL.decode()
-        return call_next(context)
 
 
 class Carrier:
@@ -172,7 +151,8 @@ class Carrier:
             self.call_with_retry(self._register, RegisterNodeFleetRequest(public_key=self.public))
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT)
         self.node = Node(node_id=self.call_with_retry(self.client.ActivateNode, request).node_id)
-        self.pipe.send({"event": "joined"})
+        until = "" if self.config["insecure"] else inspect(self.config["ca"].encode())["until"]
+        self.pipe.send({"event": "joined", "until": until})
 
     def _register(self, request: Any) -> None:
         import httpx

@@ -1,8 +1,9 @@
-"""Connections of the server that do not wait for ever: idle ones and those that send a request drop by drop end."""
+"""The server's socket, and connections that do not wait for ever: idle ones and those that send drop by drop end."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -35,3 +36,13 @@ def impatient_protocol() -> Any:
             asyncio.get_running_loop().call_later(LOOK, self._look)
 
     return Impatient
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an IPv4 or IPv6 address; port 0 chooses a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(128)
+    return listener

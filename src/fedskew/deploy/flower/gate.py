@@ -5,7 +5,7 @@ runs, register nodes) has no authentication in the open-source build, and the Ru
 processes. Neither is needed, because link.py accesses the SuperLink's state directly.
 
 Flower's signature covers only the time. A site also signs the path and the body with a number used once (see
-`Signing` in carrier.py), so that a request can be neither changed nor repeated by somebody who saw it.
+signing.py), so that a request can be neither changed nor repeated by somebody who saw it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from .access import FLEET, REQUESTS, Access
+from .signing import PROTOCOL, signed
 
-PROTOCOL = b"2"  # version of the messages between server and sites; both must have the same
 REQUEST = 8 << 20  # largest request in bytes; Flower's chunks have 5 MB
 NOTES = 1000  # refusals that are reported; a port scan must not fill the log
 BEHIND, AHEAD = 300, 5  # seconds that a site's clock may differ from the server's (as in Flower)
@@ -169,20 +169,3 @@ def replayed(body: bytes, receive: Any) -> Any:
         return waiting.pop() if waiting else await receive()
 
     return again
-
-
-def what_is_signed(timestamp: bytes, nonce: bytes, path: str, body: bytes) -> bytes:
-    """The text that a site signs for a request."""
-    return b"\n".join((b"fedskew", timestamp, nonce, path.encode(), hashlib.sha256(body).hexdigest().encode()))
-
-
-def signed(key: bytes, path: str, body: bytes, headers: dict[bytes, bytes]) -> bool:
-    """Whether the request was signed with the private key of this public key."""
-    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-
-    try:
-        signature = base64.b64decode(headers[b"fedskew-signature"], validate=True)
-        text = what_is_signed(headers[b"flwr-timestamp"], headers[b"fedskew-nonce"], path, body)
-        return bool(verify_signature(bytes_to_public_key(key), text, signature))
-    except Exception:  # a stranger's key may be of any kind, or none
-        return False

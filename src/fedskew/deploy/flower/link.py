@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -16,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from .access import Access, Sent, declared_size
-from .connections import impatient_protocol
+from .bell import Bell
+from .connections import impatient_protocol, listen
 from .frames import Header, Pipe, as_records, body_record, from_records
 from .gate import Gate
+from .keys import inspect
 
 LINGER = 0.5  # seconds before the process ends, in which sites get the responses to their last requests
 TICK = 0.05  # seconds between polls of the SuperLink's state
@@ -259,41 +260,6 @@ class Link:
         )
 
 
-class Bell:
-    """Wakes all coroutines that wait; may be rung from any thread."""
-
-    def __init__(self) -> None:
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.event: asyncio.Event | None = None
-
-    def ring(self) -> None:
-        """Wake everyone who waits."""
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if self.event is not None:
-            self.event.set()
-            self.event = None
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for the next ring, at most `seconds`."""
-        self.loop = asyncio.get_running_loop()
-        self.event = self.event or asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.event.wait(), seconds)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an IPv4 or IPv6 address; port 0 chooses a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(128)
-    return listener
-
-
 def main() -> None:
     """Receive the config, serve sites, and carry out the commands of the fedskew process until it ends."""
     pipe = Pipe()
@@ -329,7 +295,12 @@ def main() -> None:
     threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True).start()
     while not server.started:
         time.sleep(TICK)
-    pipe.send({"event": "ready", "port": listener.getsockname()[1], "nodes": link.nodes})
+    valid = {}
+    if link.secure:
+        for path in (Path(config["certificate"]), Path(config["certificate"]).with_name("ca.crt")):
+            with contextlib.suppress(ValueError):
+                valid[path.name] = inspect(path.read_bytes())["until"]
+    pipe.send({"event": "ready", "port": listener.getsockname()[1], "nodes": link.nodes, "certificates": valid})
     threading.Thread(target=watch, args=(link,), daemon=True).start()
     while (frame := pipe.receive()) is not None:
         header, blob = frame
