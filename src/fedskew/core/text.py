@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 
 LONGEST = 300  # characters of one piece of text
-UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # control, direction and line characters, by Unicode category
 
 
 def clean(text: object, longest: int = LONGEST) -> str:
@@ -17,5 +16,10 @@ def clean(text: object, longest: int = LONGEST) -> str:
     'north?[2J?round 1/2: accuracy 99 %'
     """
     given = str(text)[: longest + 1]
-    safe = "".join("?" if unicodedata.category(character) in UNSAFE else character for character in given)
+    safe = "".join(character if _is_safe(character) else "?" for character in given)
     return safe if len(safe) <= longest else safe[: longest - 3] + "..."
+
+
+def _is_safe(character: str) -> bool:
+    """Whether a character is printable or a space; controls, line ends and changes of direction are not."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
