@@ -37,8 +37,9 @@ from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.federation.wire import size_of
 from fedskew.federation.world import World
-from fedskew.methods._shared.generators import nearest_is_own, virtual_labels
+from fedskew.methods._shared.generators import nearest_is_own
 from fedskew.methods._shared.prototypes import GROUP
+from fedskew.methods._shared.virtual import virtual_labels
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedpg import VIRTUAL, FedPG
 

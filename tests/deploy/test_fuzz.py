@@ -7,6 +7,7 @@ import contextlib
 import json
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,9 +25,10 @@ from fedskew.deploy.flower.access import declared_size
 from fedskew.deploy.flower.frames import from_records
 from fedskew.deploy.messages import Answer, Request, as_header, read
 from fedskew.deploy.node import Node
-from fedskew.deploy.policy import Refusal, read_experiment
+from fedskew.deploy.policy import Policy, Refusal, read_experiment
 from fedskew.deploy.roster import read_reply
 from fedskew.deploy.states import States
+from fedskew.evaluation.sent_counts import from_text
 from fedskew.federation.wire import _cached_header, decode, decode_from_peer, decode_with_notes, encode
 
 pytestmark = pytest.mark.slow
@@ -151,7 +153,7 @@ def test_any_request_of_a_server_is_answered(header: dict[str, Any], blob: bytes
 @given(st.dictionaries(st.sampled_from(["method", "model", "split", "training", "rounds", "x"]), values))
 def test_any_settings_are_an_experiment_or_refused(given_settings: dict[str, Any]) -> None:
     with contextlib.suppress(Refusal):
-        read_experiment(given_settings)
+        read_experiment(given_settings, Policy())
 
 
 @FEW
@@ -163,6 +165,17 @@ def test_any_settings_are_an_experiment_or_refused(given_settings: dict[str, Any
 def test_any_pieces_have_a_size_or_are_refused(pieces: dict[str, bytes]) -> None:
     with contextlib.suppress(ValueError):
         assert bounded(lambda: declared_size(pieces)) >= 0
+
+
+@FEW
+@given(
+    st.text(max_size=40)
+    | st.binary(max_size=400).map(lambda b: base64.b64encode(zlib.compress(b)).decode())
+    | st.just(base64.b64encode(zlib.compress(bytes(50_000_000))).decode())
+)
+def test_any_counts_are_possible_or_refused(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        bounded(lambda: from_text(text, 3))
 
 
 @FEW

@@ -64,7 +64,7 @@ def test_a_site_loads_only_what_its_own_data_option_names(tmp_path: Path, monkey
     [
         ({"training": {"epochs": 10**9}}, "training.epochs=1000000000 is more than the 1000"),
         ({"training": {"steps": 10**9}}, "training.steps=1000000000 is more than"),
-        ({"rounds": 10**9}, "rounds=1000000000 is more than"),
+        ({"rounds": 10**6}, "rounds=1000000 is more than"),
         ({"model": "mlp:hidden=90000-90000"}, "parameters, more than the"),
         ({"model": "mlp:hidden=1000000000"}, "model has a number above"),
         ({"split": "iid:clients=1000000000"}, "split has a number above"),
@@ -161,6 +161,22 @@ def test_work_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.Monke
     time.sleep(0.03)  # the alarm is off
 
 
+def test_a_server_cannot_make_a_site_import_a_file(tmp_path: Path) -> None:
+    """A file of the site's own is code that runs when it is imported: only its operator names it."""
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    site = Node("digits", States(tmp_path / "state"), name="north")
+    for settings in ({"method": {"name": f"{trap}:Evil"}}, {"model": f"{trap}:Net"}, {"model": f"{trap}:Net:x=1"}):
+        for kind in ("hello", "work"):
+            answer, _ = site.reply(ask(settings, kind=kind, client=0, sites=3), bytes(encode({})))
+            assert "names code in a file" in answer.lost
+    assert not (tmp_path / "sprung").exists()
+    trap.write_text("from torch import nn\ndef net(shape, classes):\n    return nn.Linear(64, classes)\n")
+    policy = parse_allowed([f"model={trap}:net"])
+    allowed = Node("digits", States(tmp_path / "other"), name="north", policy=policy)
+    assert allowed.reply(ask({"model": f"{trap}:net"}, kind="hello"), b"")[0].lost == ""
+
+
 # consent
 
 
@@ -185,7 +201,7 @@ def test_a_site_agrees_once_to_one_experiment_and_to_no_other(tmp_path: Path) ->
 
 
 def test_a_site_with_a_list_of_methods_serves_these_and_no_others(tmp_path: Path) -> None:
-    site = Node("digits", States(tmp_path), policy=Policy(methods=parse_allowed(["method=fedavg,fedcrc"])))
+    site = Node("digits", States(tmp_path), policy=parse_allowed(["method=fedavg,fedcrc"]))
     for name, fine in (("fedavg", True), ("fedcrc", True), ("scaffold", False)):
         answer, _ = site.reply(hello({"method": {"name": name}, "split": SPLIT}), b"")
         assert (answer.lost == "") is fine

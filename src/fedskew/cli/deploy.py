@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.console import exit_with, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, exit_with, print_json, record_text, resumable
 from fedskew.cli.logs import Say, printer
 from fedskew.cli.options import (
     ClientsPerRound,
@@ -16,6 +18,7 @@ from fedskew.cli.options import (
     DataDir,
     Json,
     MethodName,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -26,7 +29,6 @@ from fedskew.cli.options import (
     check_resume,
     default_out,
     given_settings,
-    pick_device,
     read_experiment,
 )
 from fedskew.core.settings import UsageError
@@ -60,6 +62,7 @@ def serve_command(
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     seed: Seed = None,
     set_: Set = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -103,6 +106,7 @@ def serve_command(
         rounds=rounds,
         clients_per_round=clients_per_round,
         quorum=quorum,
+        on_divergence=on_divergence,
         seed=seed,
     )
     kind: Any = choose
@@ -134,8 +138,9 @@ def serve_command(
     if as_json:
         assert served.result is not None
         print_json(served.result.as_dict() | {"directory": str(path), "absent": absent})
+    end_if_diverged(served)
     if absent:
-        exit_with(f"the run is complete, but these sites never took part: {', '.join(absent)}.", 4)
+        exit_with(f"the run is complete, but these sites never took part: {', '.join(absent)}.", 5)
 
 
 def follow(served: Served, say: Say) -> None:
@@ -150,12 +155,14 @@ def follow(served: Served, say: Say) -> None:
     say(f"ready: {scheme}://{served.hosting.host}:{served.port}, waiting for {served.expected} sites ({names})")
     if served.start is not None:
         say(f"resuming {path} after round {served.start[0]} of {served.rounds}")
-    with resumable(f"fedskew serve --resume {path}"):
+    with resumable(f"fedskew serve --resume {shlex.quote(str(path))}"):
         for record in served:
             for client, why in record.lost.items():
-                say(f"warning: round {record.round + 1}: site {served.agreed.sites[client]} {why}")
+                say(f"warning: round {record.number}: site {served.agreed.sites[client]} {why}")
+            if record.diverged and served.experiment.on_divergence == "warn":
+                say(f"warning: {record.diverged}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
-            say(f"round {record.round + 1}/{served.rounds}: {record_text(record)} ({took})")
+            say(f"round {record.number}/{served.rounds}: {record_text(record)} ({took})")
     assert served.result is not None
     say(f"digest {served.result.digest[:16]}, model_digest {served.result.model_digest[:16]}")
     say(f"saved in {path}")
@@ -195,19 +202,21 @@ def join_command(
     ] = False,
     log_file: LogFile = None,
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Join a run as one site. Its data stay here; updates go to the server."""
     from fedskew.deploy import joining
     from fedskew.deploy.node import Node
-    from fedskew.deploy.policy import Policy, parse_allowed
+    from fedskew.deploy.policy import parse_allowed
     from fedskew.deploy.states import States
+    from fedskew.experiment.machine import pick_device
 
     address = joining.server_address(server, certs, insecure)
     if insecure and not name:
         raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
         name = certs.resolve().name
-    policy = Policy(methods=parse_allowed(allow or []), experiments=frozenset(accept or []), seconds=max_seconds)
+    policy = replace(parse_allowed(allow or []), experiments=frozenset(accept or []), seconds=max_seconds)
     say = printer(sys.stderr, log_file, f"fedskew: {name}: ")
     loaded = joining.load_own_data(data, data_dir)
     folder = state or Path("fedskew-state") / name
@@ -220,3 +229,5 @@ def join_command(
         joining.join(site, address, stay=stay, say=say)
     finally:
         lock.release()
+    if as_json:
+        print_json({"site": name, "server": server, "state": str(folder)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ def certs_command(
     ] = "",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path("certs"),
     days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the server's certificate expires.")] = 365,
+    as_json: Json = False,
 ) -> None:
     """Make keys: an authority, the server's certificate, a key per site."""
     from fedskew.deploy import certs
@@ -40,21 +41,32 @@ def certs_command(
     names = _words(sites)
     if action == "renew":
         until, valid = certs.renew(out, _words(hosts), days)
-        print(
-            f"{out / 'server'}: valid until {until[:10]} for {', '.join(valid)}; copy it to the server and restart it"
-        )
+        words = [
+            f"{out / 'server'}: valid until {until[:10]} for {', '.join(valid)}; copy it to the server, restart it"
+        ]
+        _print(as_json, {"server": str(out / "server"), "until": until, "hosts": valid}, words)
         return
     if not names:
         raise UsageError(f"certs {action} needs --sites, as in --sites hospital-a,hospital-b.")
     if action == "revoke":
-        for path in certs.revoke(out, names):
-            print(f"{path}: revoked; a server that reads this folder refuses the site from now on")
+        revoked = certs.revoke(out, names)
+        words = [f"{path}: revoked; a server that reads this folder refuses the site from now on" for path in revoked]
+        _print(as_json, {"revoked": names}, words)
         return
-    made = certs.make_certs(out, _words(hosts), names, days)
-    print(f"{made[0]}: for the server   (fedskew serve --certs {made[0]})")
-    for folder in made[1:]:
-        print(f"{folder}: for that site   (fedskew join --certs {folder})")
-    print(f"{out / 'ca.key'}: signs further certificates; keep it off the network")
+    server, *folders = certs.make_certs(out, _words(hosts), names, days)
+    plain = {"server": str(server), "sites": {folder.name: str(folder) for folder in folders}}
+    words = [f"{server}: for the server   (fedskew serve --certs {server})"]
+    words += [f"{folder}: for that site   (fedskew join --certs {folder})" for folder in folders]
+    words.append(f"{out / 'ca.key'}: signs further certificates; keep it off the network")
+    _print(as_json, plain | {"authority": str(out / "ca.key"), "days": days}, words)
+
+
+def _print(as_json: bool, value: dict[str, Any], lines: list[str]) -> None:
+    """Print a JSON object, or lines for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print("\n".join(lines))
 
 
 def status_command(
@@ -96,6 +108,7 @@ def forget_command(
     older_than: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Only states last written so long ago.")
     ] = 30,
+    as_json: Json = False,
 ) -> None:
     """Remove old states of a site: those of runs that are over."""
     import time
@@ -108,12 +121,15 @@ def forget_command(
     lock = lock_states(folder)
     try:
         states = States(folder)
-        for run, entry in states.runs().items():
-            if time.time() - entry["written"] >= older_than * 86400:
-                states.remove(run)
-                print(f"removed the state of run {run}: {entry['bytes'] / 1e6:.1f} MB")
+        old = {
+            run: entry for run, entry in states.runs().items() if time.time() - entry["written"] >= older_than * 86400
+        }
+        for run in old:
+            states.remove(run)
     finally:
         lock.release()
+    words = [f"removed the state of run {run}: {entry['bytes'] / 1e6:.1f} MB" for run, entry in old.items()]
+    _print(as_json, {"removed": list(old)}, words or [f"no state in {folder} is older than {older_than:g} days"])
 
 
 def _words(text: str) -> list[str]:

@@ -11,14 +11,16 @@ from fedskew.core.tensors import Payload
 from fedskew.deploy.messages import Request, client_score, update_of
 from fedskew.deploy.roster import Replies, Roster, SiteReply
 from fedskew.evaluation.metrics import ClientRow, Metrics
-from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
+from fedskew.evaluation.scores import ClientScore, Score, thirds
+from fedskew.evaluation.sent_counts import most_numbers
+from fedskew.evaluation.summary import Summary
 from fedskew.federation.intake import expected_layout, fault_of
 from fedskew.federation.norms import norms_of, outliers
 from fedskew.federation.protocol import Reply
 from fedskew.federation.wire import Layout, encode, size_of_layout
 from fedskew.federation.world import World
 
-SLACK = 256 << 10  # bytes of a reply beside its tensors: their names, scores by class, metrics
+SLACK = 256 << 10  # bytes of a reply beside its tensors and counts: scores by class, metrics
 
 
 @dataclass(kw_only=True)
@@ -44,9 +46,11 @@ class Deployment:
     scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
     late: Metrics | None = None  # the clients' metrics of the previous round
     layouts: dict[str, Layout] = field(default_factory=dict)  # of updates, by stage
+    summary: Summary = field(default_factory=Summary)  # of the last evaluation
 
     def __post_init__(self) -> None:
         self.population = self.world.population
+        self.slack = SLACK + 2 * most_numbers(self.world.classes) * 8 * 4 // 3  # counts are base64 text
         counts = self.world.y[self.world.train.values].bincount(minlength=self.world.classes)
         self.groups = thirds(counts.tolist())  # empty if sites bring their own data: the server has no counts
 
@@ -108,6 +112,7 @@ class Deployment:
             base=self.base.get(client, -1),
             keep=self.keep,
             evaluate_round=self.pending if evaluate else -1,
+            counts=True,
         )
 
     def _add_score(self, reply: SiteReply) -> None:
@@ -136,19 +141,22 @@ class Deployment:
     def _evaluate_clients(self, round: int, broadcast: Payload) -> None:
         """Request the client metrics of the last round, which no further round would bring."""
         requests = {c: self._request(c, round, "evaluate", train=False, evaluate=True) for c in self.evaluated}
-        with self.roster.collect(requests, encode(broadcast), self.timeout, SLACK) as replies:
+        with self.roster.collect(requests, encode(broadcast), self.timeout, self.slack) as replies:
             for client in sorted(requests):
                 self._add_score(replies.read(client, 0))
 
     def _metrics(self, test: Score | None) -> Metrics:
-        sampled = len(self.evaluated) < self.population
-        return summarise(test, self._sorted_scores(), self.newcomers, sampled, self.groups)
-
-    def _sorted_scores(self) -> list[ClientScore]:
-        return sorted(self.scores, key=lambda score: score.client)
+        self.summary = Summary(self.newcomers)
+        self.summary.test = test
+        for score in sorted(self.scores, key=lambda score: score.client):
+            self.summary.add(score)
+        return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
 
     def late_metrics(self) -> Metrics | None:
         return self.late
 
     def per_client(self) -> dict[str, ClientRow]:
-        return per_client(self._sorted_scores())
+        return self.summary.rows()
+
+    def confusion(self) -> dict[str, list[list[int]]]:
+        return self.summary.confusion()

@@ -11,8 +11,10 @@ from msgspec import Meta
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
 from fedskew.core.text import clean
+from fedskew.data.table import ColumnSums, Preparation
 from fedskew.deploy.flower.frames import Header
 from fedskew.evaluation.scores import ClientScore, Score
+from fedskew.evaluation.sent_counts import from_text, to_text
 
 T = TypeVar("T")
 PlainScore = tuple[list[int], list[int], float]  # correct and total by class, loss
@@ -34,15 +36,16 @@ Kind = Literal["uint8", "float32"]
 
 
 class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
-    """What a site reports about its own data, once: no samples; for images, sums over all pixels."""
+    """What a site reports about its own data, once: no samples; sums over all pixels, or over a table's columns."""
 
     shape: Shape  # of one sample, as it is stored
-    kind: Kind  # uint8 (images) or float32
+    kind: Literal["uint8", "float32", "table"]  # images, vectors, or a table
     labels: Labels  # names of its classes
     samples: Total  # training samples
     pixels: Total = 0  # per channel, over all samples; 0: not images
     sums: Totals = ()  # of the pixels, per channel
     squares: Totals = ()  # of the squared pixels, per channel
+    columns: Annotated[tuple[ColumnSums, ...], Meta(max_length=10_000)] = ()  # of a table's training samples
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -53,6 +56,7 @@ class Task(msgspec.Struct, frozen=True):
     labels: Labels  # a class's number is its position here
     mean: Moments  # to normalise images, per channel; (): not images
     std: Moments
+    table: Preparation | None = None  # how a table becomes samples; None: no table
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -71,6 +75,7 @@ class Request(msgspec.Struct, frozen=True):
     base: Round = -1  # the round whose state of this client counts; -1: it has none
     keep: Round = -1  # the earliest round that the server may go back to
     train: bool = False
+    counts: bool = False  # whether to send `Answer.counts`: a server of an earlier version would refuse them
     evaluate_round: Round = -1  # evaluate the broadcast as the model after this round; -1: do not evaluate
     settings: dict[str, Any] = {}  # the experiment, as in settings.toml
     task: Task | None = None  # with data "sites"
@@ -92,6 +97,9 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 0.0  # how long it trained
     shared: PlainScore | None = None  # score of the global model on the client's test samples
     personal: PlainScore | None = None  # score of the personal model
+    counts: Annotated[
+        list[str], Meta(max_length=2)
+    ] = []  # predictions behind `shared` and `personal`, counted; one item if these are the same
     name: Annotated[str, Meta(max_length=63)] = ""  # the name of the site
     versions: dict[Short, Short] = {}  # of the packages that decide the result, to "hello"
     facts: SiteFacts | None = None  # to "hello" with data "sites"
@@ -127,6 +135,10 @@ def problem_in_facts(facts: SiteFacts) -> str:
         return f"reported a class with an unprintable name ({clean(bad[0], 40)})"
     if not facts.samples:
         return "reported no training samples"
+    if facts.kind == "table":
+        return _problem_in_columns(facts)
+    if facts.columns:
+        return "reported columns, but its samples are no table"
     if facts.kind != "uint8":
         return ""
     channels = facts.shape[-1]
@@ -140,22 +152,57 @@ def problem_in_facts(facts: SiteFacts) -> str:
     return ""
 
 
+def _problem_in_columns(facts: SiteFacts) -> str:
+    """Why the sums over the columns of a table cannot be true; "" if they can."""
+    names = [column.name for column in facts.columns]
+    if len(set(names)) != len(names) or facts.shape != (len(names),):
+        return f"reported {len(names)} columns for samples of shape {list(facts.shape)}, or one of them twice"
+    for column in facts.columns:
+        words = [column.name, *column.counts]
+        if len(words) > MOST_CLASSES or any(len(word) > 200 or clean(word) != word for word in words):
+            return f"reported the column {clean(column.name, 40)} with unprintable or too many names"
+        if column.rows != facts.samples or column.problem():
+            return f"reported the column {column.name}, which {column.problem() or 'has another number of samples'}"
+    return ""
+
+
 def client_score(answer: Answer, client: int, classes: int, trained: bool) -> ClientScore | None:
     """The scores in an answer; None if they are missing or invalid. `trained`: whether this client ever trained."""
-    personal = _checked_score(answer.personal, classes)
+    texts = [*answer.counts, "", ""]
+    personal: Score | None
+    shared = _checked_score(answer.shared, classes, texts[0])
+    if shared is not None and answer.personal == answer.shared and len(answer.counts) < 2:
+        personal = shared
+    else:
+        personal = _checked_score(answer.personal, classes, texts[0 if answer.shared is None else 1])
     if personal is None or not personal.samples:
         return None
-    return ClientScore(client, _checked_score(answer.shared, classes), personal, fallback=not trained)
+    return ClientScore(client, shared, personal, fallback=not trained)
 
 
-def _checked_score(given: PlainScore | None, classes: int) -> Score | None:
+def plain_counts(score: ClientScore) -> list[str]:
+    """The predictions behind a client's scores, as `Answer.counts` has them."""
+    scores = [score.personal] if score.shared is score.personal else [score.shared, score.personal]
+    return [to_text(counts) for s in scores if s is not None and (counts := s.counts) is not None]
+
+
+def _checked_score(given: PlainScore | None, classes: int, counts: str = "") -> Score | None:
+    """A score that a site sent, with its counts ("": a site of an earlier version); None if anything is impossible."""
     if given is None or len(given[0]) != classes or len(given[1]) != classes or not math.isfinite(given[2]):
         return None
     if max(given[1], default=0) > 1 << 40:
         return None
     if not all(0 <= correct <= total for correct, total in zip(given[0], given[1], strict=True)):
         return None
-    return Score(tuple(given[0]), tuple(given[1]), given[2])
+    made = None
+    if counts:
+        try:
+            made = from_text(counts, classes)
+        except ValueError:
+            return None
+        if made.confusion.diagonal().tolist() != given[0] or made.confusion.sum(axis=1).tolist() != given[1]:
+            return None
+    return Score(tuple(given[0]), tuple(given[1]), given[2], made)
 
 
 def plain_score(score: Score | None) -> PlainScore | None:

@@ -17,7 +17,7 @@ from fedskew.deploy import handshake
 from fedskew.deploy.audit import Audit
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.limits import TimeIsUp, time_limit
-from fedskew.deploy.messages import OWN_DATA, Answer, Request, SiteFacts, as_header, plain_score, read
+from fedskew.deploy.messages import OWN_DATA, Answer, Request, SiteFacts, as_header, plain_counts, plain_score, read
 from fedskew.deploy.policy import Consent, Policy, Refusal, read_experiment, with_stand_in
 from fedskew.deploy.states import States
 from fedskew.evaluation.scores import ClientScore
@@ -113,7 +113,7 @@ class Node:
         self._uses_own_data(request)
         if not request.settings:
             raise Refusal("the request does not contain the experiment")
-        experiment = read_experiment(request.settings)
+        experiment = read_experiment(request.settings, self.policy)
         if note := self.consent.check(request.settings, experiment):
             self.notes.append(note)
         if other := [f"{k} {v}" for k, v in request.versions.items() if versions().get(k) not in (v, None)]:
@@ -188,6 +188,7 @@ class Node:
             score = self._perform(world, job, broadcast, state)
             if isinstance(score, ClientScore):
                 answer.shared, answer.personal = plain_score(score.shared), plain_score(score.personal)
+                answer.counts = plain_counts(score) if request.counts else []
         if not request.train:
             return answer, b""
         if not len(world.train[client]):

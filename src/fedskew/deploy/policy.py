@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from fedskew.core.files import write_atomically
-from fedskew.core.settings import UsageError, unknown
+from fedskew.core.settings import UsageError
 from fedskew.core.text import clean
+from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Experiment, from_dict
-from fedskew.methods import REGISTRY
+from fedskew.methods._find import find_method
+from fedskew.methods.fedavg import FedAvg
 
 ACCEPTED = "accepted.json"  # in the site's folder of states
 DEEPEST, MOST_SETTINGS = 4, 1000  # of the settings in a request
@@ -38,6 +40,7 @@ class Policy:
     """The limits of a site.
 
     methods: names of the methods it serves; empty: any that is installed.
+    models: nets in files of this site (my.py:net) that an experiment may name; installed nets need no permission.
     experiments: fingerprints of the experiments it serves, beside those it accepted before. If both this and `methods`
         are empty, the first experiment that a server asks for is accepted, and no other one.
     seconds: the longest time for one request.
@@ -46,6 +49,7 @@ class Policy:
     """
 
     methods: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
     experiments: frozenset[str] = frozenset()
     seconds: float = 3600.0
     epochs: int = 1000
@@ -73,24 +77,27 @@ class Policy:
     def check_net(self, experiment: Experiment, data: DataSet) -> None:
         """Raise `Refusal` if the net is too large. It is built without memory for its parameters (device meta)."""
         with torch.device("meta"):
-            net = net_maker(experiment, data)()
+            net = net_maker(replace(experiment, method=FedAvg()), data)()  # a method may replace the head, no more
         size = sum(tensor.numel() for tensor in net.parameters())
         if size > self.parameters:
             raise Refusal(f"the net has {size} parameters, more than the {self.parameters} that this site allows")
 
 
-def parse_allowed(texts: Sequence[str]) -> frozenset[str]:
-    """The methods of `--allow method=fedavg,fedcrc`; UsageError if one is not installed."""
-    methods: set[str] = set()
+def parse_allowed(texts: Sequence[str]) -> Policy:
+    """The policy of `--allow method=fedavg,fedcrc` or `--allow model=my.py:net`.
+
+    UsageError if a method is not installed, or a file cannot be used.
+    """
+    allowed: dict[str, set[str]] = {"method": set(), "model": set()}
     for text in texts:
-        key, equals, values = text.partition("=")
-        if key.strip() != "method" or not equals:
-            raise UsageError(f"--allow {text} is invalid: expected method=NAME,..., as in method=fedavg,fedcrc.")
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if key not in allowed or not equals:
+            raise UsageError(f"--allow {text} is invalid: expected method=NAME,... or model=NAME,...")
         for name in filter(None, (value.strip() for value in values.split(","))):
-            if name not in REGISTRY:
-                raise unknown("method", name, REGISTRY)
-            methods.add(name)
-    return frozenset(methods)
+            if key == "method":
+                find_method(name)
+            allowed[key].add(name)
+    return Policy(methods=frozenset(allowed["method"]), models=frozenset(allowed["model"]))
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
@@ -98,8 +105,11 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_experiment(settings: Mapping[str, Any]) -> Experiment:
-    """The experiment in a request; Refusal if its settings are invalid, nested too deeply or too many."""
+def read_experiment(settings: Mapping[str, Any], policy: Policy) -> Experiment:
+    """The experiment in a request; Refusal if its settings are invalid, nested too deeply or too many.
+
+    A method or net in a file is code of this machine that the server names: only those of the policy are imported.
+    """
     left, level = [settings], 0
     count = 0
     while left:
@@ -107,6 +117,11 @@ def read_experiment(settings: Mapping[str, Any]) -> Experiment:
         if level > DEEPEST or count > MOST_SETTINGS:
             raise Refusal(f"the settings are nested deeper than {DEEPEST}, or more than {MOST_SETTINGS}")
         left = [v for value in left if isinstance(value, dict | list) for v in _items(value)]
+    method = settings.get("method")
+    named = method.get("name") if isinstance(method, Mapping) else None
+    for text, allowed in ((named, policy.methods), (settings.get("model"), policy.models)):
+        if isinstance(text, str) and (split_text(text) or (text, ""))[0] not in allowed and ".py" in text:
+            raise Refusal("the experiment names code in a file, which this site's operator has not allowed")
     try:
         return from_dict(settings)
     except ValueError as error:

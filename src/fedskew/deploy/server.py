@@ -27,6 +27,7 @@ from fedskew.deploy.messages import OWN_DATA, Request, Task
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.deploy.status import STATUS, SiteStatus, Status
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
+from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import RunDirectory, versions
@@ -53,6 +54,9 @@ class Agreed(msgspec.Struct):
 class Served(BaseRun):
     """A run between sites. Iterate over it for its records, as over `Run`.
 
+    A round in which no site sends finite values raises `Diverged`. The run can be resumed: sites may do so on
+    purpose.
+
     Args:
         experiment: the settings of the run.
         hosting: address, keys and timeouts of the server.
@@ -61,6 +65,8 @@ class Served(BaseRun):
         resume: continue the run in `out`.
         channel: starts the Flower process with a config and a log file; tests replace it.
     """
+
+    trusting = False
 
     def __init__(
         self,
@@ -155,6 +161,8 @@ class Served(BaseRun):
             except handshake.Misfit as misfit:
                 self.roster.refuse(f"{misfit} It is left out.")
                 del facts[misfit.site], answers[misfit.site]
+        if self.agreed.task is not None and (filled := handshake.describe_filling(self.agreed.task, facts)):
+            self.say(f"note: {filled}")
         self.agreed.samples |= {name: fact.samples for name, fact in facts.items()}
         joined = f"{len(answers)} of {self.expected} sites joined within {patience:g} s"
         for name, answer in sorted(answers.items()):
@@ -169,6 +177,8 @@ class Served(BaseRun):
             raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
         write_atomically(self.path / "deployment.json", msgspec.json.encode(self.agreed))
         self.lineup = self._make_lineup()
+        assert self.directory is not None
+        self.directory.describe(self._card())
         if len(answers) < self.lineup.quorum:
             raise QuorumLost(f"{joined}, {self.lineup.quorum} are needed")
         return self._make_deployment()
@@ -194,6 +204,14 @@ class Served(BaseRun):
             cohort_size=size,
             quorum=quorum,
         )
+
+    def _card(self) -> ModelCard:
+        if self.assembled is not None:
+            labels, table = self.assembled.labels, self.assembled.table
+        else:
+            assert self.agreed.task is not None
+            labels, table = self.agreed.task.labels, self.agreed.task.table
+        return card_of(self.experiment, self.lineup.world, labels, table, tuple(self.agreed.sites))
 
     def _request(self, kind: Literal["hello", "work", "done"], world: World | None = None) -> Request:
         """A request without the fields of a round; with `world`, it contains what sites need to work."""
@@ -250,7 +268,7 @@ class Served(BaseRun):
         self.deployment.keep = self.directory.previous
 
     def _closing(self, server: Payload) -> dict[str, list[str]]:
-        return {"sites": self.agreed.sites}
+        return {"sites": self.agreed.sites, "labels": list(self._card().labels)}
 
     def _say_done(self) -> None:
         """Send the sites that are online the end of the run."""

@@ -37,7 +37,7 @@ def run(
         site: `site(round, stage)` is the server's site.
         rounds: number of training rounds. `method.stages` may add rounds of its own.
         cohort: `cohort(round)` are the clients asked to train in a round.
-        quorum: usable updates a round needs; with fewer it raises QuorumLost.
+        quorum: usable updates a round needs; with fewer it raises QuorumLost or Diverged.
         evaluate: `evaluate(round)` is whether to evaluate after a round.
         start: (next round, server state) of a run to resume; None starts with `method.init_server`.
     """

@@ -184,6 +184,19 @@ def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset:
     return torch.frombuffer(view, dtype=kind, count=count, offset=offset).view(shape)
 
 
+def encode_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Tensors by name as an ordinary safetensors file, which any reader of the format loads."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    parts, end = [], 0
+    for name, t in tensors.items():
+        parts.append(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        start, end = end, end + len(parts[-1])
+        entries[name] = {"dtype": NAMES[t.dtype], "shape": tuple(t.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
 def digest(payload: Payload) -> str:
     """SHA-256 of a payload's names, types, shapes and bytes. The order of groups and names does not matter."""
     sha = hashlib.sha256()

@@ -1,6 +1,6 @@
 """A pool of worker processes, one thread each, that share the data and return results in the order of the jobs.
 
-Parent and worker exchange small JSON messages over a pipe. Broadcasts, client states and updates are in files that
+Parent and worker exchange small messages over a pipe. Broadcasts, client states and updates are in files that
 both sides map into memory. Each worker decodes the broadcast of a round once. Only the `World` that a worker starts
 with is pickled.
 """
@@ -10,17 +10,19 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import selectors
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fedskew.core.method import Update
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
-from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
 from fedskew.federation.simulate.shared_memory import (
     SharedReader,
@@ -31,7 +33,7 @@ from fedskew.federation.simulate.shared_memory import (
     share,
 )
 from fedskew.federation.simulate.window import ATTEMPTS, MAX_WAITING_BYTES, Window
-from fedskew.federation.simulate.worker import from_json, serve, to_json
+from fedskew.federation.simulate.worker import pack, read_result, serve, unpack
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
@@ -41,8 +43,21 @@ MAX_NAP = 0.05  # seconds: the longest pause that lets results of small clients 
 MAX_FAILED_STARTS = 3  # worker processes in a row that may die before they are ready
 
 
-def _score(fields: dict[str, Any]) -> Score:
-    return Score(tuple(fields["correct"]), tuple(fields["total"]), fields["loss"])
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C; processes started inside ignore it from their first moment.
+
+    A terminal sends it to the workers, too, and each that is still importing would print a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
@@ -92,7 +107,8 @@ class Workers:
         arguments = (theirs, self.empty_world, self.folder, number)
         process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{number}")
         try:
-            process.start()
+            with without_interrupts():
+                process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
                 f"the method or the model cannot be sent to worker processes ({error}): "
@@ -160,7 +176,7 @@ class Workers:
                 buffer[: len(blob)] = blob
                 header["state"] = [name, len(blob)]
             try:
-                worker.pipe.send_bytes(to_json(header))
+                worker.pipe.send_bytes(pack(header))
             except (BrokenPipeError, ConnectionError):
                 window.give_back(index)
                 free.remove(worker)  # it died; `_collect` replaces it
@@ -180,7 +196,7 @@ class Workers:
             for pipe in pipes:
                 worker = next(w for w in self.workers if w.pipe is pipe)
                 try:
-                    header = from_json(worker.pipe.recv_bytes())
+                    header = unpack(worker.pipe.recv_bytes())
                 except (EOFError, ConnectionError):
                     collected += self._replace(worker, window, attempts)
                     continue
@@ -234,11 +250,7 @@ class Workers:
             payload = decode(memoryview(blob)[:size])
             update = Update(payload, header["weight"], header["metrics"])
             return Trained(update, blob[size:], header["seconds"])
-        fields = header["fields"]
-        if kind == "ClientScore":
-            shared = fields["shared"] and _score(fields["shared"])
-            return ClientScore(fields["client"], shared, _score(fields["personal"]), fields["fallback"])
-        return _score(fields) if kind == "Score" else Lost(**fields)
+        return read_result(kind, header["fields"])
 
     def _drain(self) -> None:
         """Wait for jobs of a round that was abandoned, and drop their results."""
