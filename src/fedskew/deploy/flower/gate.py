@@ -111,15 +111,15 @@ class Gate:
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or len(length) > 9 or int(length) > REQUEST:
             return 413, f"a request may have at most {REQUEST} bytes"
-        if (version := headers.get(b"fedskew-protocol", b"1")) != PROTOCOL:
-            theirs = version.decode("ascii", "replace")[:10]
-            self._note(f"refused {peer}: it speaks version {theirs!a} of the protocol, this server {PROTOCOL.decode()}")
-            return 403, f"version: it speaks {PROTOCOL.decode()}, not {theirs!a}; install the same fedskew on both"
         try:
             key = base64.b64decode(headers[b"flwr-public-key"], validate=True)
             age = (datetime.now(UTC) - datetime.fromisoformat(headers[b"flwr-timestamp"].decode())).total_seconds()
         except (KeyError, ValueError, TypeError):
             return 401, "not signed"
+        if (version := headers.get(b"fedskew-protocol", b"1")) != PROTOCOL:
+            theirs = version.decode("ascii", "replace")[:10]
+            self._note(f"refused {peer}: it speaks version {theirs!a} of the protocol, this server {PROTOCOL.decode()}")
+            return 403, f"version: it speaks {PROTOCOL.decode()}, not {theirs!a}; install the same fedskew on both"
         if not -AHEAD < age < BEHIND:
             self._note(f"refused {peer}: its clock is {abs(age):.0f} s {'behind' if age > 0 else 'ahead'}")
             return 403, f"clock: it is {abs(age):.0f} s {'behind' if age > 0 else 'ahead of'} the server's"
