@@ -105,7 +105,7 @@ found["read"] = outcome(a.attempt, a.client.PullObject, request)
 request = ConfirmMessageReceivedRequest(node=a.node, run_id=run, message_object_id=id_b)
 a.client.ConfirmMessageReceived(request)
 found["kept"] = id_b in server.state.object_store
-forged = Message(frames.as_records({"forged": True}, None), reply_to=message_b)
+forged = Message(frames.as_records({"forged": True}, b""), reply_to=message_b)
 forged.metadata.__dict__["_message_id"] = forged.object_id
 push = PushMessagesRequest(
     node=a.node,
@@ -143,7 +143,9 @@ def bomb(self):
 
 Array.deflate = bomb
 message_a = message_from_proto(for_a.messages_list[0])
+frames.SMALL = 0
 a.deliver(message_a, {}, b"x" * 500, seconds=0.0)
+frames.SMALL = 1 << 20
 Array.deflate = honest
 wait(lambda: server.pipe.replies())
 found["bomb"] = server.pipe.replies()[-1][0].get("lost")

@@ -65,19 +65,13 @@ class Access:
     ) -> None:
         self.out, self.lock, self.give_up, self.reset, self.now = out, lock, give_up, reset, now
 
-    def check(self, name: str, body: bytes, key: bytes, node: int | None) -> Answer:
+    def check(self, name: str, request: Any, key: bytes, node: int | None) -> Answer:
         """(HTTP status, reason) of a request that is refused, (200, "") if nothing is to be done, else None."""
-        module, kind = REQUESTS[name]
-        request = getattr(import_module(f"flwr.proto.{module}"), kind)()
-        try:
-            request.ParseFromString(body)
-        except Exception:  # protobuf's DecodeError
-            return 400, "the request cannot be read"
         with self.lock:
             return self.check_request(name, request, key, node)
 
     def check_request(self, name: str, request: Any, key: bytes, node: int | None) -> Answer:
-        """As `check`, for a request that was parsed."""
+        """As `check`, with the lock held."""
         if name in ("register-node", "activate-node"):
             if request.public_key != key:
                 return 403, "source: the request is for another key"
@@ -133,6 +127,17 @@ class Access:
                 self.give_up(message, sent, f"sent more than the limit of {sent.limit} bytes")
                 return 413, f"size: a reply may have at most {sent.limit} bytes"
         return 410, "late: this object is not part of a reply that the server waits for"
+
+
+def parsed(name: str, body: bytes) -> Any:
+    """The request in a body, in Flower's type for this path; None if it cannot be read."""
+    module, kind = REQUESTS[name]
+    request = getattr(import_module(f"flwr.proto.{module}"), kind)()
+    try:
+        request.ParseFromString(body)
+    except Exception:  # protobuf's DecodeError
+        return None
+    return request
 
 
 def ids_of(tree: Any, most: int) -> Iterator[str]:

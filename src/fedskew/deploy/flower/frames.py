@@ -12,6 +12,7 @@ from typing import IO, Any
 
 LENGTHS = struct.Struct("<IQ")  # lengths of the header and of the bytes
 LONGEST_HEADER = 16 << 20  # characters of a header from another machine
+SMALL = 1 << 20  # bytes that are sent with the header
 SPILL = 1 << 20  # bytes; more than that goes to a file, if there is a folder for it
 Header = dict[str, Any]
 Frame = tuple[Header, bytes | Path]  # the bytes, or the file that has them
@@ -83,23 +84,28 @@ class Pipe:
 
 
 def body_record(blob: bytes) -> Any:
-    """Bytes as Flower's record of one array, which it sends in chunks; None if there are none.
+    """Bytes as Flower's record of one array, which it sends in chunks; a few bytes as they are.
 
     Messages that share a record share its chunks and their checksums, which take most of the time.
     """
     from flwr.app import Array, ArrayRecord
 
-    return ArrayRecord({"blob": Array("uint8", (len(blob),), "bytes", blob)}) if blob else None
+    if len(blob) <= SMALL:
+        return bytes(blob)
+    return ArrayRecord({"blob": Array("uint8", (len(blob),), "bytes", blob)})
 
 
 def as_records(header: Header, body: Any) -> Any:
-    """A frame as Flower's records: the header as text, and the record of its bytes, or None."""
+    """A frame as Flower's records: the header as text, and what `body_record` gave for its bytes.
+
+    A few bytes are sent with the header: every record is a request of its own.
+    """
     from flwr.app import ConfigRecord, RecordDict
 
-    records = RecordDict({"header": ConfigRecord({"json": json.dumps(header)})})
-    if body is not None:
-        records["body"] = body
-    return records
+    text = json.dumps(header)
+    if isinstance(body, bytes):
+        return RecordDict({"header": ConfigRecord({"json": text, "blob": body})})
+    return RecordDict({"header": ConfigRecord({"json": text}), "body": body})
 
 
 def from_records(records: Any) -> tuple[Header, bytes]:
@@ -109,8 +115,8 @@ def from_records(records: Any) -> tuple[Header, bytes]:
         if len(text) > LONGEST_HEADER:
             raise ValueError(f"the header has {len(text)} characters, at most {LONGEST_HEADER} are allowed")
         header = json.loads(text)
-        blob = records["body"]["blob"].data if "body" in records else b""
-    except (KeyError, TypeError, RecursionError) as error:
+        blob = records["body"]["blob"].data if "body" in records else records["header"].get("blob", b"")
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the message contains no frame: {error}") from None
     if not isinstance(header, dict) or not isinstance(blob, bytes):
         raise ValueError("the message contains no frame")
