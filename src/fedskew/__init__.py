@@ -3,9 +3,9 @@
 >>> import fedskew
 >>> run = fedskew.run(fedskew.Experiment(method=fedskew.FedProx(mu=0.1), data="digits", rounds=2))
 >>> for record in run:
-...     print(record.round, sorted(record.training))
-0 ['loss']
+...     print(record.number, sorted(record.training))
 1 ['loss']
+2 ['loss']
 >>> run.result.method
 'fedprox'
 """

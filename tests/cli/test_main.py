@@ -51,6 +51,25 @@ def test_json_prints_one_object_and_everything_else_goes_to_stderr(fedskew: Any)
     assert result["digest"] == again["digest"] != other["digest"]
 
 
+def test_a_run_that_a_method_is_not_meant_for_is_warned_in_one_line(
+    fedskew: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fedskew("run", "--method", "feddyn", "--set", "training.momentum=0.9", *FEW).code == 0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("FedDyn is meant for SGD without momentum (")
+    caplog.clear()
+    assert fedskew("run", "--method", "feddyn", *FEW).code == 0
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_the_warning_goes_to_stderr(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedskew", "run", "--method", "fedper", "--clients-per-round", "2", *FEW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("FedPer is meant for all clients in every round (")
+
+
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
     assert {"accuracy", "loss", "per_class"} == metrics["global"].keys()
@@ -137,12 +156,18 @@ ERRORS = [
     (["run", "--model", "mlp:hiden=3"], "did you mean 'hidden'?"),
     (["run", "--rounds", "0"], "rounds"),
     (["run", "--rounds", "many"], "rounds"),
+    (["run", "--rounds", "99999999999999999999"], "expected a whole number of at least 1 and of at most 1000000"),
+    (["run", "--set", "training.epochs=0"], "epochs=0 is invalid: expected a whole number of at least 1"),
+    (["run", "--set", "training.steps=0"], "steps=0"),
+    (["run", "--method", "fedprox:mu=-5"], "mu='-5' is invalid: expected a number of at least 0"),
+    (["run", "--method", "fedprox:nu=1"], "did you mean 'mu'?"),
+    (["run", "--method", "fedavg+fedprox"], "expected one method"),
     (["run", "--seed", "-1"], "seed"),
     (["run", "--clients-per-round", "11"], "there are 10 clients"),
     (["run", "--clients-per-round", "some"], "clients_per_round"),
     (["run", "--set", "training.lr=-1"], "lr=-1"),
     (["run", "--set", "training.lrr=1"], "did you mean 'lr'?"),
-    (["run", "--set", "method.mu=1"], "method fedavg"),
+    (["run", "--set", "method.mu=1"], "method fedavg has no setting 'mu'; add --method with one that has it:"),
     (["run", "--set", "training"], "--set training is invalid: expected name=value"),
     (["run", "--resume", "x", "--seed", "1"], "cannot be combined with other settings"),
     (["run", "--set", "rounds.x=1"], "rounds"),
@@ -150,8 +175,9 @@ ERRORS = [
     (["run", "--set", "training.augment=flp"], "did you mean 'flip'?"),
     (["run", "--config", "absent.toml"], "absent.toml"),
     (["run", "--config", "broken.toml"], "not valid TOML"),
-    (["run", "--device", "tpu"], "--device tpu is not available: expected auto, cpu"),
+    (["run", "--device", "tpu"], "device tpu is not available: expected auto, cpu"),
     (["run", "--workers", "0"], "at least 1"),
+    (["run", "--workers", "two"], "workers='two' is invalid"),
     (["run", "--fault", "nann"], "did you mean 'nan'?"),
     (["run", "--fault", "nan:rate=2"], "rate"),
     (["run", "--quorum", "99"], "quorum"),

@@ -30,9 +30,9 @@ def show_comparison(
 
         def watch(text: str, seed: int, run: Run, record: Record) -> None:
             position = seeds.index(seed) * len(methods) + list(methods).index(text)
-            done = (position + (record.round + 1) / run.rounds) * base.rounds
-            line = f"{text} seed {seed} round {record.round + 1}/{run.rounds} {record_text(record)}"
-            always = record.round == run.rounds - 1
+            done = (position + record.number / run.rounds) * base.rounds
+            line = f"{text} seed {seed} round {record.number}/{run.rounds} {record_text(record)}"
+            always = record.number == run.rounds
             meter.update(done, f"{text} seed {seed} {record_text(record)}", line, always=always)
 
         runs = run_methods(base, methods, seeds, out, watch, **options)

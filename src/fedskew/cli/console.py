@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedskew.federation.protocol import Record
 
 PAGE = 160  # columns if the output is not a terminal
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
 
@@ -34,14 +36,17 @@ def print_json(value: Any) -> None:
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """End the command with one sentence on stderr. Codes: 2 a usage error, 3 a lost quorum, 130 interrupted."""
+    """End the command with one sentence on stderr.
+
+    Codes: 2 a usage error, 3 a lost quorum, 4 a disk that is full, 130 interrupted.
+    """
     print(f"fedskew: {sentence}", file=sys.stderr)
     raise SystemExit(code) from None
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """End the command with code 130 on Ctrl-C and 3 on a lost quorum, and say that `command` resumes it."""
+    """End the command with code 130 on Ctrl-C, 3 on a lost quorum, 4 on a full disk; say that `command` resumes it."""
     from fedskew.federation.protocol import QuorumLost
 
     try:
@@ -50,6 +55,16 @@ def resumable(command: str) -> Iterator[None]:
         exit_with(f"stopped; resume with: {command}", 130)
     except QuorumLost as lost:
         exit_with(f"{lost}. Nothing is lost; resume with: {command}", 3)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        exit_with(f"{disk_full(error)}. Free some space, then resume with: {command}", 4)
+
+
+def disk_full(error: OSError) -> str:
+    """The sentence for an error of `DISK_FULL`, without its full stop."""
+    where = f" (while writing {error.filename})" if error.filename else ""
+    return f"the disk is full: {error.strerror}{where}"
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -64,14 +79,14 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def record_text(record: Record) -> str:
-    """A round's accuracy (if it was evaluated) and training loss: `accuracy 91.11 % loss 0.199`."""
+    """A round's accuracy (if it was evaluated) and training loss: `test accuracy 91.11 %, training loss 0.199`."""
     accuracy = headline(record.metrics)
     loss = record.training.get("loss")
     parts = [
-        f"accuracy {percent(accuracy)} %" if accuracy is not None else "",
-        f"loss {loss:.3f}" if loss is not None else "",
+        f"test accuracy {percent(accuracy)} %" if accuracy is not None else "",
+        f"training loss {loss:.3f}" if loss is not None else "",
     ]
-    return " ".join(filter(None, parts))
+    return ", ".join(filter(None, parts))
 
 
 class Meter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,6 @@ from fedskew.cli.options import (
     check_resume,
     default_out,
     given_settings,
-    pick_device,
     read_experiment,
 )
 from fedskew.core.settings import UsageError
@@ -133,12 +133,12 @@ def follow(served: Served, say: Say) -> None:
     say(f"ready: {scheme}://{served.hosting.host}:{served.port}, waiting for {served.expected} sites ({names})")
     if served.start is not None:
         say(f"resuming {path} after round {served.start[0]} of {served.rounds}")
-    with resumable(f"fedskew serve --resume {path}"):
+    with resumable(f"fedskew serve --resume {shlex.quote(str(path))}"):
         for record in served:
             for client, why in record.lost.items():
-                say(f"round {record.round + 1}: site {served.agreed.sites[client]} {why}")
+                say(f"round {record.number}: site {served.agreed.sites[client]} {why}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
-            say(f"round {record.round + 1}/{served.rounds}: {record_text(record)} ({took})")
+            say(f"round {record.number}/{served.rounds}: {record_text(record)} ({took})")
     assert served.result is not None
     say(f"digest {served.result.digest[:16]}, model_digest {served.result.model_digest[:16]}")
     say(f"saved in {path}")
@@ -163,10 +163,12 @@ def join_command(
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps; bit-identical results only on cpu.")
     ] = "cpu",
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Join a run as one site. Its data stay here; updates go to the server."""
     from fedskew.deploy import node
     from fedskew.deploy.states import States
+    from fedskew.experiment.machine import pick_device
 
     address = node.server_address(server, certs, insecure)
     if insecure and not name:
@@ -182,6 +184,8 @@ def join_command(
         node.join(site, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
     finally:
         lock.release()
+    if as_json:
+        print_json({"site": name, "server": server, "state": str(folder)})
 
 
 def certs_command(
@@ -191,11 +195,16 @@ def certs_command(
     ] = "localhost,127.0.0.1",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path("certs"),
     days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the certificates expire.")] = 365,
+    as_json: Json = False,
 ) -> None:
     """Make keys: an authority, the server's certificate, a key per site."""
     from fedskew.deploy.certs import make_certs
 
     made = make_certs(out, _words(hosts), _words(sites), days)
+    if as_json:
+        folders = {folder.name: str(folder) for folder in made[1:]}
+        print_json({"server": str(made[0]), "sites": folders, "authority": str(out / "ca.key"), "days": days})
+        return
     print(f"{made[0]}: for the server   (fedskew serve --certs {made[0]})")
     for folder in made[1:]:
         print(f"{folder}: for that site   (fedskew join --certs {folder})")

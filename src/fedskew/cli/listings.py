@@ -10,7 +10,7 @@ import typer
 
 from fedskew.cli.console import make_screen, make_table, print_json
 from fedskew.cli.options import DataDir, Json
-from fedskew.core.settings import UsageError, choose
+from fedskew.core.settings import UsageError
 
 if TYPE_CHECKING:
     from fedskew.data.dataset import DataSet
@@ -169,10 +169,10 @@ def list_splits(as_json: bool) -> None:
 
 def list_methods(as_json: bool) -> None:
     """Print one line per method."""
-    from fedskew.methods import REGISTRY
+    from fedskew.methods._find import all_methods
     from fedskew.report import method_docs
 
-    entries = [method_docs.entry(name) for name in REGISTRY]
+    entries = [method_docs.entry(name) for name in all_methods()]
     if as_json:
         print_json({"methods": [dataclasses.asdict(one) for one in entries]})
         return
@@ -184,10 +184,8 @@ def list_methods(as_json: bool) -> None:
 
 def show_method(name: str, as_json: bool) -> None:
     """Print one method in full."""
-    from fedskew.methods import REGISTRY
     from fedskew.report import method_docs
 
-    choose("method", name, REGISTRY)
     one = method_docs.entry(name)
     if as_json:
         print_json(dataclasses.asdict(one))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -29,7 +30,10 @@ Split = Annotated[
     typer.Option(metavar="SPLIT", help="How data are split among clients, e.g. dirichlet:alpha=0.1,clients=10."),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name of a model (see `fedskew models`).")]
-MethodName = Annotated[str | None, typer.Option(metavar="METHOD", help="Name of a method (see `fedskew methods`).")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(metavar="METHOD", help="A method (see `fedskew methods`) with optional settings: fedprox:mu=0.1."),
+]
 Rounds = Annotated[str | None, typer.Option(metavar="N", help="Number of rounds.")]
 ClientsPerRound = Annotated[
     str | None, typer.Option(metavar="N", help="Clients selected each round: a count, a share below 1, or all.")
@@ -80,10 +84,15 @@ def check_resume(path: Path, *given: Any) -> None:
 def read_experiment(config: Path | None, settings: dict[str, Any], assignments: list[str] | None) -> Experiment:
     """The settings of a file, overridden by those of options, overridden by `--set name=value`."""
     from fedskew.experiment.config import from_dict, read_toml
+    from fedskew.experiment.given import method_table
 
     values = read_toml(config) if config is not None else {}
-    if "method.name" in settings and values.get("method", {}).get("name") != settings["method.name"]:
-        values.pop("method", None)  # the settings of another method do not apply
+    if isinstance(values.get("method"), str):
+        values["method"] = method_table(values["method"])
+    if "method.name" in settings:
+        chosen = method_table(settings.pop("method.name"))
+        same = values.get("method", {}).get("name") == chosen["name"]
+        values["method"] = values["method"] | chosen if same else chosen  # settings of another method do not apply
     for key, value in settings.items():
         assign(values, key, value)
     for text in assignments or []:
@@ -123,7 +132,11 @@ def seed_list(text: str) -> list[int]:
 def run_options(
     workers: str | None, engine: str, device: str, data_dir: Path | None, track: list[str] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`."""
+    """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`.
+
+    More workers than cores become as many as there are cores, and a line on stderr says so.
+    """
+    from fedskew.experiment.machine import pick_device, worker_count
     from fedskew.experiment.tracking import trackers
     from fedskew.federation.simulate.ray import import_ray
 
@@ -131,8 +144,12 @@ def run_options(
     check_choice("--engine", engine, "processes", "ray")
     if engine == "ray":
         import_ray()
+    given: Any = int(workers) if workers is not None and workers.isdecimal() else workers
+    count, notes = worker_count(given, "ray" if engine == "ray" else "processes")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return {
-        "workers": worker_count(workers),
+        "workers": count,
         "engine": engine,
         "device": pick_device(device),
         "data_dir": data_dir,
@@ -144,28 +161,6 @@ def check_choice(option: str, given: str, *choices: str) -> None:
     """Raise `UsageError` if an option's value is none of these."""
     if given not in choices:
         raise UsageError(f"{option} {given} is invalid: expected {' or '.join(choices)}.")
-
-
-def worker_count(text: str | None) -> int | None:
-    """A number of processes; None (all cores) if none is given."""
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text} is invalid: expected a number of processes of at least 1.")
-    return int(text)
-
-
-def pick_device(name: str) -> str:
-    """A device that is available; `auto` is the first of cuda, mps and cpu."""
-    import torch
-
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(device for device in ("cuda", "mps", "cpu") if available[device])
-    if not available.get(name, False):
-        usable = ", ".join(device for device, is_available in available.items() if is_available)
-        raise UsageError(f"--device {name} is not available: expected auto, {usable}.")
-    return name
 
 
 def default_out(experiment: Experiment) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedskew.evaluation.metrics import Population
+    from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -70,7 +72,9 @@ def run_command(
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2."),
+        typer.Option(
+            metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2; both count from 0."
+        ),
     ] = None,
     quorum: Quorum = None,
     resume: Resume = None,
@@ -113,11 +117,14 @@ def run_command(
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target)
+    follow(run, as_json=as_json, target=target, data_dir=data_dir)
 
 
-def follow(run: Run, *, as_json: bool, target: float | None) -> None:
-    """Carry out a run, print its progress, then its final figures (or the JSON object)."""
+def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | None = None) -> None:
+    """Carry out a run, print its progress, then its final figures (or the JSON object).
+
+    `data_dir` is the option of that name, for the commands that are proposed at the end.
+    """
     screen = make_screen(as_json)
     path = run.directory.path if run.directory is not None else None
     for note in run.notes:
@@ -126,7 +133,7 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
         screen.print(f"resuming {path} after round {run.start[0]} of {run.rounds}")
     else:
         print_setting(run, screen)
-    with resumable(f"fedskew run --resume {path}"):
+    with resumable(f"fedskew run --resume {shlex.quote(str(path))}"):
         print_rounds(run, screen)
     assert run.result is not None
     reached = {} if target is None else {"accuracy": target, **to_target(run.records, target)}
@@ -135,6 +142,7 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
         print_json(run.result.as_dict() | more)
     else:
         print_result(run.result, reached, path, screen)
+        print_next(run.experiment, path, data_dir, screen)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -153,14 +161,14 @@ def print_rounds(run: Run, screen: Console) -> None:
     """Carry out the rounds, with a progress bar or lines; lost clients are named."""
     with metered(screen, run.rounds, run.start[0] if run.start else 0) as meter:
         for record in run:
-            number, text = record.round + 1, record_text(record)
+            number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
 
 
 def print_result(result: Result, reached: dict[str, Any], path: Path | None, screen: Console) -> None:
-    """The final accuracies as a table, then costs, diagnostics, digests and what to do next.
+    """The final accuracies as a table, then costs, diagnostics and digests.
 
     `reached` says when the target was reached (empty: no target), `path` is the run's directory.
     """
@@ -180,8 +188,19 @@ def print_result(result: Result, reached: dict[str, Any], path: Path | None, scr
         screen.print(f"to {percent(reached['accuracy'])} %: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
-    screen.print("\nnext: fedskew split --png split.png    see how skewed the clients are")
-    screen.print("      fedskew run --method fedprox     another method on the same clients")
+
+
+def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
+    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
+    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
+    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
+    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
+    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
+    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
+    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
+    screen.print()
+    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
+        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 def accuracy_rows(result: Result) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedskew.cli.console import make_screen, print_json
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -27,6 +28,7 @@ from fedskew.cli.options import (
     run_options,
     seed_list,
 )
+from fedskew.evaluation.figures import bytes_text
 
 # Arguments are hidden because Typer would list them with their Python type; the commands' docstrings explain them.
 Methods = Annotated[list[str], typer.Argument(metavar="METHOD", hidden=True)]
@@ -174,6 +176,7 @@ def report_command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     drift: Annotated[bool, typer.Option(help="Compute drift from the saved models.")] = True,
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about runs.
 
@@ -181,5 +184,11 @@ def report_command(
     """
     from fedskew.report.html import write_report
 
-    count = write_report(folders, out, drift=drift, data_dir=data_dir)
-    print(f"{count} runs in {out}")
+    screen = make_screen(as_json)
+    count = write_report(
+        folders, out, drift=drift, data_dir=data_dir, say=lambda text: screen.print(text, markup=False)
+    )
+    if as_json:
+        print_json({"runs": count, "file": str(out), "bytes": out.stat().st_size})
+    else:
+        screen.print(f"{count} runs in {out} ({bytes_text(out.stat().st_size)})", markup=False)

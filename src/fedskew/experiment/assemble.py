@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedskew.core.seeding import Purpose, seeded
@@ -18,12 +19,14 @@ from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
+from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
+from fedskew.models.own import build_own, find_head, own_net_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +95,13 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
     """
     if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head)
-        experiment.method.prepare(make(), seeded(experiment.seed, Purpose.NET))
+        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        check_net(make(), experiment, data)
+        return make
+    if (own := own_net_text(experiment.model)) is not None:
+        name, given = own
+        make = partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **given)
+        check_net(make(), experiment, data)
         return make
     steps = parse(model_text(experiment.model, data), "model")
     if len(steps) > 1:
@@ -103,6 +111,29 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
     build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
     experiment.method.prepare(build_named(), seeded(experiment.seed, Purpose.NET))
     return build_named
+
+
+def check_net(net: Any, experiment: Experiment, data: DataSet) -> None:
+    """Raise UsageError unless a user's net passes `check_outputs` and suits the method."""
+    check_outputs(net, data)
+    experiment.method.prepare(net, seeded(experiment.seed, Purpose.NET))
+
+
+def check_outputs(net: nn.Module, data: DataSet) -> None:
+    """Raise UsageError unless a user's net takes the data's samples and has an output for each class."""
+    samples = torch.zeros(2, *data.shape)
+    shape = "x".join(map(str, data.shape))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = net.eval()(samples)
+        found = tuple(given.shape)
+    except Exception as error:  # the net is the user's: it may raise anything
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"the model cannot take samples of {data.name}, of shape {shape}: {problem}.") from None
+    if len(found) != 2 or found[0] != 2 or found[1] < data.classes:
+        raise UsageError(
+            f"the model gives outputs of shape {found} for 2 samples: expected (2, {data.classes}), one for each class."
+        )
 
 
 def on_validation(world: World) -> World:
@@ -186,7 +217,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
     """Give the first client the training samples of all members. Validation and test samples stay where they are."""
-    if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    if partition.features_differ:
+        raise UsageError(f"central cannot pool clients with feature skew: remove {', '.join(FEATURES)} from the split.")
     train = np.concatenate([parts[c].train for c in members])
     return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))

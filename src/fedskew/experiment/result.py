@@ -56,7 +56,7 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
     return Result(
         method=experiment.method_name,
         seed=experiment.seed,
-        rounds=last.round + 1,
+        rounds=last.number,
         accuracy=headline(last.metrics),
         metrics=last.metrics,
         bytes_up=sum(sum(r.bytes_up.values()) for r in records),

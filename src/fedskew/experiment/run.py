@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,10 +12,13 @@ from typing import Any
 import msgspec
 
 from fedskew.core.method import MODEL
+from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.diagnostics import diagnose
+from fedskew.experiment.given import method_text
+from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
 from fedskew.experiment.tracking import tracked, trackers
@@ -25,12 +29,14 @@ from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
 from fedskew.federation.wire import digest
 
+log = logging.getLogger("fedskew")
+
 
 class BaseRun(ABC):
     """What simulations and deployments have in common. Iterate over a run for its records; then `result` is set.
 
-    `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. Then
-    `notes` are messages for the user: damaged checkpoints, and versions of packages that changed.
+    `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. `notes`
+    are messages for the user, such as damaged checkpoints and versions of packages that changed.
     """
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
@@ -50,6 +56,13 @@ class BaseRun(ABC):
         if self.start and self.start[0] >= self.rounds:
             self.result = directory.result()
 
+    def __repr__(self) -> str:
+        name = self.experiment.data if isinstance(self.experiment.data, str) else self.experiment.data.name
+        done = "finished" if self.result is not None else f"{len(self.records)} of {self.rounds} rounds done"
+        place = f", in {self.directory.path}" if self.directory is not None else ""
+        what = f"{method_text(self.experiment.method)} on {name}, {self.rounds} rounds, seed {self.experiment.seed}"
+        return f"<{type(self).__name__} of {what}: {done}{place}>"
+
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
         """Carry out the remaining rounds; yields a record of each."""
@@ -62,6 +75,9 @@ class BaseRun(ABC):
         `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
+        share = lineup.cohort_size / len(lineup.members)
+        if warning := self.experiment.method.warning(self.experiment.training, share):
+            log.warning(warning)
         try:
             for record in run_loop(
                 self.experiment.method,
@@ -73,8 +89,10 @@ class BaseRun(ABC):
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
             ):
-                last = (record.round, record.server)
                 self._keep(record)
+                last = (record.round, record.server)
+                if self.directory is not None and self.directory.due(record.round):
+                    self.directory.save(*last)
                 yield record
         except BaseException:
             if self.directory is not None and last is not None:
@@ -84,13 +102,11 @@ class BaseRun(ABC):
             self._finish(last[1], federation, lineup.world.initial)
 
     def _keep(self, record: Record) -> None:
-        """Add a record to `records` and to the run's directory; writes a checkpoint if one is due."""
+        """Add a record to the run's directory and to `records`."""
         without_server = msgspec.structs.replace(record, server=None)
-        self.records[-1:] = merge_late([*self.records[-1:], without_server])
         if self.directory is not None:
             self.directory.append(without_server)
-            if self.directory.due(record.round):
-                self.directory.save(record.round, record.server)
+        self.records[-1:] = merge_late([*self.records[-1:], without_server])
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
         """Set the result; write it, the global model and the server's state."""
@@ -118,11 +134,12 @@ class Run(BaseRun):
     Args:
         experiment: the settings.
         out: the run's directory; None writes nothing.
-        workers: number of worker processes. 1 uses this process only, None uses all cores. With the engine "ray",
-            the number of actors; None uses all CPUs of the cluster.
+        workers: number of worker processes. 1 uses this process only, None uses all cores; more than there are cores
+            become as many as there are cores. With the engine "ray", the number of actors; None uses all CPUs of
+            the cluster.
         engine: "processes" or "ray".
         data_dir: where named data sets are; None is the default folder.
-        device: "cpu", "cuda" or "mps".
+        device: "cpu", "cuda", "mps", or "auto" for the first of cuda, mps and cpu that is available.
         checkpoint_every: rounds between checkpoints; 0 spaces them so that they take at most a twentieth of the time.
         resume: continue the run in `out`.
         track: names of trackers that get every record too (see tracking.py).
@@ -141,11 +158,17 @@ class Run(BaseRun):
         resume: bool = False,
         track: Sequence[str] = (),
     ) -> None:
-        self.assembled = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
-        self.workers, self.engine = workers, engine
+        if not isinstance(experiment, Experiment):
+            raise UsageError(f"{experiment!r} is not an experiment: expected fedskew.Experiment(...).")
+        if not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+            raise UsageError(f"checkpoint_every={checkpoint_every!r} is invalid: expected a number of at least 0.")
+        (self.workers, notes), self.engine = worker_count(workers, engine), engine
         self.trackers = trackers(track)
+        folder = Path(data_dir) if data_dir else None
+        self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
+        self.notes = notes + self.notes
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -185,12 +208,12 @@ def run(experiment: Experiment | None = None, **options: Any) -> Run:
 
     >>> import fedskew
     >>> run = fedskew.run(fedskew.Experiment(rounds=2))
-    >>> [record.round for record in run]
-    [0, 1]
+    >>> [record.number for record in run]
+    [1, 2]
     >>> run.result.rounds
     2
     """
-    return Run(experiment or Experiment(), **options)
+    return Run(Experiment() if experiment is None else experiment, **options)
 
 
 def resume(path: Path | str, **options: Any) -> Run:

@@ -177,9 +177,14 @@ class RunDirectory:
         self.index.touch()
 
     def append(self, record: Record) -> None:
-        """Add one record."""
-        with self.records.open("ab") as file:
-            file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        """Add one record, whole or, if that fails on a full disk, not at all."""
+        size = self.records.stat().st_size
+        try:
+            with self.records.open("ab") as file:
+                file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        except BaseException:
+            self._truncate(self.records, size)
+            raise
 
     def due(self, round: int) -> bool:
         """Whether a checkpoint is due after this round."""

@@ -59,9 +59,13 @@ class QuorumLost(RuntimeError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one round. Rounds and clients are counted from 0."""
+    """The record of one round. Clients are counted from 0.
 
-    round: int
+    `number` is the round counted from 1, as on the screen; `round` counts from 0, as methods and seeds do. A line of
+    records.jsonl holds both.
+    """
+
+    round: int  # counted from 0; see `number`
     stage: str  # see Method.stages
     cohort: list[int]  # clients that were asked to train
     trained: list[int]  # clients whose updates were aggregated
@@ -78,12 +82,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
+    @property
+    def number(self) -> int:
+        """The round counted from 1: the first is 1, the last is the number of rounds."""
+        return self.round + 1
+
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        return {key: value for key, value in plain.items() if key not in ("server", "before")} | (
-            {"before": plain["before"]} if self.before is not None else {}
-        )
+        shown = {key: value for key, value in plain.items() if key not in ("server", "before")}
+        return {"number": self.number} | shown | ({"before": plain["before"]} if self.before is not None else {})
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:

@@ -24,6 +24,7 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.data.dataset import DataSet
+from fedskew.data.split.features import changed_samples
 from fedskew.data.split.partition import Partition, Parts
 from fedskew.evaluation.scores import ClientScore, Score, score
 
@@ -229,12 +230,13 @@ def make_world(
 
     `partition` is the split; `parts` divides each client's share into training, validation and test samples.
     """
+    x, y = changed_samples(data.x_train, data.y_train, partition, data.classes)
     return World(
         method=method,
         training=training,
         make_net=make_net,
-        x=torch.from_numpy(data.x_train),
-        y=torch.from_numpy(data.y_train),
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
         x_test=torch.from_numpy(data.x_test),
         y_test=torch.from_numpy(data.y_test),
         train=Ragged.of([p.train for p in parts]),

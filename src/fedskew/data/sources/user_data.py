@@ -70,7 +70,7 @@ def load_path(text: str) -> DataSet:
         raise UsageError(f"{path} does not exist: expected a folder of images, an .npz or a .csv file.")
     if path.suffix == ".npz":
         build(NoOptions, options, str(path))
-        return from_arrays(path.stem, path, read_npz(path))
+        return from_arrays(path.stem, path, read_npz(path, strict=True))
     if path.suffix in TABLES:
         return from_arrays(path.stem, path, read_table(path, build(Columns, options, str(path))))
     raise UsageError(f"{path} is invalid as data: expected a folder of images, an .npz or a .csv file.")
@@ -102,6 +102,8 @@ def from_arrays(name: str, where: Path | str, arrays: Arrays) -> DataSet:
 def _samples(key: str, x: Array) -> Array:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return as_images(x)
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 1 and x.ndim in (3, 4):
+        raise ValueError(f"{key} is {x.dtype}, expected images as uint8 (0 to 255), or numbers as float32")
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise ValueError(f"{key} has values that are missing or infinite, expected finite numbers")
