@@ -20,6 +20,8 @@ from fedskew.evaluation.metrics import Metrics, ModelMetrics
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.result import Diagnostics
 from fedskew.experiment.run_directory import read_run
+from fedskew.methods.fedcd import FedCD
+from fedskew.methods.fedpg import FedPG
 from fedskew.models import build
 from fedskew.studies.execution import Outcome, execute
 from fedskew.studies.tables.finished import finish, read_tables
@@ -506,3 +508,43 @@ def test_every_table_of_accuracies_has_a_tuned_fedavg_beside_it(name: str) -> No
         assert any(column.rates for column in recipe.parsed_columns.values())
     if name.startswith("fedddc"):
         assert {"FedAvg + D0", "D0 alone"} <= recipe.controls.keys()
+
+
+@pytest.mark.parametrize("table", ["fedpg-table1", "fedpg-table2", "fedpg-table3"])
+def test_fedpg_s_tables_have_its_clients_with_fixed_noise_beside_the_generator(table: str) -> None:
+    recipe = load_recipe(table)
+    row = next(iter(recipe.rows))
+    control = recipe.experiments(row, "FedPG, fixed noise", 0, "reduced")[0].method
+    assert isinstance(control, FedPG)
+    assert control.chosen("source") == "noise"
+    assert "FedPG, fixed noise" in recipe.chosen("reduced", "columns", [])
+
+
+@pytest.mark.parametrize("table", ["fedpg-table1", "fedpg-table2"])
+def test_reduced_rows_as_published_keep_the_path_of_the_generator(table: str) -> None:
+    """The sum of lr over all its steps, .43 in the paper: 300 a round for 100 rounds at 2e-5, less 5 % every 20."""
+    recipe, paths = load_recipe(table), []
+    row = recipe.reduced.rows[0]
+    for column, text in recipe.columns.items():
+        if "preset=paper" in str(text):
+            for scale in SCALES:
+                (experiment,) = recipe.experiments(row, column, 0, scale)
+                fedpg = experiment.method
+                assert isinstance(fedpg, FedPG)
+                falling = [0.95 ** (step // 20) for step in range(fedpg.chosen("iterations"))]
+                paths.append(experiment.rounds * fedpg.chosen("lr") * sum(falling))
+    assert paths == [pytest.approx(0.43, rel=0.03)] * len(paths)
+    assert paths
+
+
+@pytest.mark.parametrize("table", [f"fedcd-table{i}" for i in range(1, 5)])
+def test_fedcd_s_tables_have_its_head_without_terms_and_a_tuned_fedavg_and_judge_the_paper_s_method(table: str) -> None:
+    recipe = load_recipe(table)
+    row = next(iter(recipe.rows))
+    off = recipe.experiments(row, "FedCD, all terms off", 0, "paper")[0].method
+    assert isinstance(off, FedCD)
+    assert (off.M, off.mu, off.rho, off.gamma, off.lam, off.classifier) == (3, 1, 0, 0, 0, "mean")
+    assert recipe.parsed_columns["FedAvg, tuned"].rates
+    judged = recipe.experiments(row, recipe.proposed, 0, "paper")[0].method
+    assert isinstance(judged, FedCD)
+    assert judged.preset == "paper"
