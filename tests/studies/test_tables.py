@@ -243,7 +243,7 @@ def test_a_run_that_diverges_is_marked_and_ranks_behind_the_others(small: Path, 
     made = cells(recipe, list(run_table(works, quiet)))
     verdicts, rows = with_verdicts(recipe, made, "reduced")
     assert verdicts[1].verdict == "diverged"
-    assert "usable update" in verdicts[1].failed
+    assert "diverged in round 1: the evaluation loss is not finite" in verdicts[1].failed
     assert (rows["skewed"].pairs, rows["skewed"].kept) == (1, 0)
 
 

@@ -37,6 +37,7 @@ class FedBABU(Method):
     )
     terms_off = None  # the head never trains
     personal = ("head.",)
+    weak_where = {"everywhere": "the global model's head is never trained; the personal models are what it is for."}
 
     weighting: Literal["samples", "uniform"] = setting(
         "samples",

@@ -47,6 +47,9 @@ class FedCRC(Method):
         venue="Hohai University",
     )
     terms_off = None  # body and heads always train one after the other
+    weak_where = {
+        "everywhere": "the global head moves by 1 - tau (1 %) a round, so short runs end with the initial one."
+    }
 
     tau: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.99, help="Share of the old h_g in Eq. 9; 0: plain averaging, 1: h_g never moves.", source="the paper"
