@@ -47,6 +47,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
     # how skewed the clients are (see skewness.py and data/split/skew.py); empty: not known, as between real sites
     skew: dict[str, float | None] = {}
+    epsilon: float | None = None  # privacy spent, at settings' privacy.delta; None: no differential privacy
     stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
     sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
     labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
@@ -74,6 +75,7 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
         server_seconds=sum(r.server_seconds for r in records),
         seconds=sum(r.seconds for r in records),
         lost=sum(len(r.lost) for r in records),
+        epsilon=last.epsilon,
         settings=experiment.as_dict(),
         **closing,
     )

@@ -89,6 +89,7 @@ class World:
     fast: bool = True  # False: torch's own layers and optimisers, the reference
     device: str = "cpu"
     loss: Loss = plain  # the loss of the task
+    min_count: int = 1  # a class statistic of fewer samples does not leave a client
 
     @property
     def population(self) -> int:
@@ -146,6 +147,7 @@ class World:
             fast=self.fast,
             device=self.device,
             loss=self.loss,
+            min_count=self.min_count,
             spares=self.spares,
         )
 
@@ -225,6 +227,7 @@ def make_world(
     rounds: int,
     fast: bool = True,
     device: str = "cpu",
+    min_count: int = 1,
 ) -> World:
     """The world of a data set that is split among clients.
 
@@ -252,6 +255,7 @@ def make_world(
         rotation=partition.rotation,
         fast=fast,
         device=device,
+        min_count=min_count,
     )
 
 

@@ -7,7 +7,7 @@ z and of z z^T over their features z under the final global body. The server com
     Eq. 3: mu_c = sum_i sum z / N_c,  N_c = sum_i N_ic
     Eq. 4: S_c  = (sum_i sum z z^T - N_c mu_c mu_c^T) / (N_c - 1)
     Alg. 1: draws `each` features of every class from N(mu_c, S_c) and trains the head on them, from its present values
-Departure: sums are sent, not each client's mean and covariance. Eq. 3 and 4 give the same, and the server needs no more.
+Departure: sums are sent, not each client's mean and covariance (Eq. 3 and 4 have the same values).
 Departure: the moments are of that round's cohort (the paper: of all clients); a class that none of it has is not drawn.
 Departure: a class of one sample has S = 0; directions of negative variance, a rounding error, are left out.
 Departure: number of features, epochs and learning rate of this step are ours; the paper's are not known to us.
@@ -26,6 +26,7 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, Positive
+from fedskew.methods._shared.prototypes import enough
 
 MOMENTS = "moments"  # group of the payload
 CALIBRATE = "calibrate"  # stage of the last round
@@ -90,12 +91,15 @@ class CCVR(Method):
             return super().client(site, broadcast, state)
         site.load(broadcast, state)
         moments = class_moments(site.infer(site.net.body), site.data.labels, site.classes)
-        return Update({MOMENTS: moments}, float(len(site.data))), state
+        return Update({MOMENTS: enough(moments, site.min_count)}, float(len(site.data))), state
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         if site.stage != CALIBRATE:
             return super().aggregate(site, server, updates)
-        z, y = sample_features(pool_moments(update.payload[MOMENTS] for update in updates), self.each, site.rng)
+        moments = pool_moments(update.payload[MOMENTS] for update in updates)
+        if not moments["count"].any():  # no client has enough samples of any class
+            return server
+        z, y = sample_features(moments, self.each, site.rng)
         training = replace(site.training, lr=self.lr or site.training.lr, augment="")
         heads = replace(site, training=training).head_only(Data(z, y, torch.arange(len(y))))
         heads.load(server)

@@ -39,7 +39,7 @@ LEAKS: dict[str, Leak] = {
     ),
     "labels": Leak("how many samples each class has", "the label distribution exactly"),
     "choice": Leak("the model it chose", "which other sites have similar data"),
-    "extra_head": Leak("the head for virtual images", "as the model"),
+    "extra": Leak("the head for virtual images", "as the model"),
 }
 UNKNOWN = Leak("further tensors", "not known: see the method's equations")
 ALWAYS = (

@@ -191,8 +191,9 @@ def terms_off_is_fedavg(subject: Subject) -> str | None:
 def server_needs_only_sums(subject: Subject, *, declared: bool | None = None) -> str | None:
     """If it declares `sums_only`, its server learns nothing from a client that a sum over clients would not tell.
 
-    `declared` takes the place of the declaration; None: as the method says. Every entry of every tensor is permuted among clients of equal weight, so that no client's own tensor survives but
+    Every entry of every tensor is permuted among clients of equal weight, so that no client's own tensor survives but
     all sums do: the server's next state must be the same bit for bit. Values are rounded before: sums are exact then.
+    `declared` takes the place of the method's declaration; None: as the method says.
     """
     if not (subject.method.sums_only if declared is None else declared):
         return None
