@@ -37,6 +37,7 @@ from fedskew.cli.options import (
     default_out,
     given_settings,
     read_experiment,
+    robust_rule,
     run_options,
     stop_rule,
 )
@@ -91,8 +92,22 @@ def run_command(
     fault: Annotated[
         str | None,
         typer.Option(
-            metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2; both count from 0."
+            metavar="FAULTS",
+            help="Simulated faults and attacks, e.g. nan:rate=0.1+die:client=3,round=2 (both count from 0), "
+            "signflip:first=2.",
         ),
+    ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Withstand hostile clients: mean, trimmed, median, geometric or krum, as in "
+            "median:attackers=2,mixing=nnm.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(metavar="E", help="Client-level differential privacy: the budget; it decides the noise."),
     ] = None,
     quorum: Quorum = None,
     on_divergence: OnDivergence = None,
@@ -149,7 +164,9 @@ def run_command(
         on_divergence=on_divergence,
         diagnose=diagnose or None,
         metric=metric,
+        epsilon=epsilon,
     )
+    settings |= {f"robust.{key}": value for key, value in robust_rule(robust).items()}
     settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
         settings.pop("rounds", None)  # a run can be given more rounds
@@ -243,6 +260,14 @@ def print_result(
         f"\n{sent}; clients {result.client_seconds:.1f} s, server {result.server_seconds:.1f} s, "
         f"total {result.seconds:.1f} s"
     )
+    if result.epsilon is not None:
+        table = result.settings["privacy"]
+        screen.print(
+            f"differential privacy of clients: epsilon {result.epsilon:.3g} at delta {table['delta']:g}, clip "
+            f"{table['clip']:g}; it covers the model, not the figures above"
+        )
+    if result.left_out is not None:
+        screen.print(f"robust aggregation left out {percent(result.left_out)} % of clients a round")
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")

@@ -141,7 +141,7 @@ def check_layout(layout: Layout, method: str) -> None:
             )
         if group not in GROUPS or not kind.startswith("F"):
             raise UsageError(
-                f"method {method} cannot have differential privacy: it sends {group}/{name}, for which there is no scale."
+                f"method {method} cannot have differential privacy: it sends {group}/{name}, which has no fixed scale."
             )
 
 

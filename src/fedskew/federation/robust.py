@@ -18,7 +18,7 @@ Under skew, honest clients with rare classes look like attackers: `shares` says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,6 +78,21 @@ def robust_updates(updates: Iterable[Update], robust: Robust, rng: torch.Generat
     payload = unflat(center, [update.payload for update in given])
     weight = sum(update.weight for update in given) / len(given)
     return [replace(update, payload=payload, weight=weight) for update in given], (shares @ use).tolist()
+
+
+def left_out(shares: Mapping[int, float]) -> set[int]:
+    """Clients of a round that were used by less than half as much as if all were used alike.
+
+    >>> sorted(left_out({0: 0.5, 1: 0.5, 2: 0.0, 7: 0.0}))
+    [2, 7]
+    """
+    return {client for client, share in shares.items() if share < 0.5 / len(shares)}
+
+
+def mean_left_out(rounds: Iterable[Mapping[int, float]]) -> float | None:
+    """Mean over rounds of the share of clients that were left out; None if no round had robust aggregation."""
+    found = [len(left_out(shares)) / len(shares) for shares in rounds if shares]
+    return sum(found) / len(found) if found else None
 
 
 def flat(payload: Payload) -> Tensor:

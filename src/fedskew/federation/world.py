@@ -161,10 +161,22 @@ class World:
         """Samples `start` to `end` of the server's test set."""
         return Data(self.x_test, self.y_test, torch.arange(start, end), self.mean, self.std)
 
-    def train_client(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> ClientRound:
-        """Train one client for one round."""
+    def train_client(
+        self,
+        client: int,
+        round: int,
+        stage: str,
+        broadcast: Payload,
+        state: Payload,
+        *,
+        flip_labels: bool = False,
+    ) -> ClientRound:
+        """Train one client for one round. `flip_labels`: on the classes in reverse order, as an attacker might."""
         start = time.perf_counter()
-        update, new_state = self.method.client(self.site(client, round, stage), broadcast, state)
+        site = self.site(client, round, stage)
+        if flip_labels:
+            site.data = replace(site.data, y=self.classes - 1 - site.data.y)
+        update, new_state = self.method.client(site, broadcast, state)
         return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
