@@ -31,7 +31,7 @@ from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import BaseRun
-from fedskew.experiment.run_directory import RunDirectory, versions
+from fedskew.experiment.run_directory import RunDirectory, read_settings, versions
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.federation.wire import digest
@@ -91,8 +91,9 @@ class Served(BaseRun):
             raise UsageError("evaluation.metric is for simulated runs; between sites predictions are only counted.")
         if experiment.stop.patience:
             raise UsageError("stop is for simulated runs: between sites a round's figures arrive one round later.")
-        if experiment.privacy.min_count is None and not resume:
-            experiment = replace(experiment, privacy=replace(experiment.privacy, min_count=MIN_COUNT))
+        if experiment.privacy.min_count is None:
+            least = read_settings(out).privacy.min_count if resume else MIN_COUNT
+            experiment = replace(experiment, privacy=replace(experiment.privacy, min_count=least))
         self.hosting, self.say = hosting, say
         self.own_data = experiment.data == OWN_DATA
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)
