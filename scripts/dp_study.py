@@ -18,7 +18,7 @@ from fedskew.experiment.config import from_dict
 
 ROUNDS, CLIP = 10, 0.5
 METHODS = ("fedavg", "fedprox", "fedmr", "fedcrc:tau=0")
-EPSILONS = (None, 32.0, 8.0, 4.0, 2.0)  # None: no clipping, no noise
+EPSILONS = (None, 8.0, 2.0, 32.0, 4.0)  # None: no clipping, no noise
 SEEDS = (0, 1, 2)
 COLUMNS = ("method", "epsilon", "seed", "noise", "accuracy", "loss")
 
@@ -63,7 +63,7 @@ def main(path: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS)
         if not done:
             writer.writeheader()
-        for seed, epsilon, method in itertools.product(SEEDS, EPSILONS, METHODS):
+        for epsilon, seed, method in itertools.product(EPSILONS, SEEDS, METHODS):
             if (method, str(epsilon or "none"), str(seed)) not in known:
                 writer.writerow(outcome(method, epsilon, seed))
                 file.flush()
