@@ -15,7 +15,7 @@ class Leak(NamedTuple):
 MODEL = Leak("the trained model", "whether a sample was trained on, and which classes the site has; rarely samples")
 LEAKS: dict[str, Leak] = {
     "parameters": MODEL,
-    "buffers": Leak("batch-norm statistics", "means and variances of the site's features"),
+    "buffers": Leak("batch-norm statistics, where the net has them", "means and variances of the site's features"),
     "direction": Leak("the change of the model, divided by the number of steps", MODEL.reveals),
     "steps": Leak("the number of local steps", "about how many samples the site has"),
     "control": Leak("the change of its control variate", "a mean gradient: as the model's change"),
