@@ -84,6 +84,19 @@ def test_divergence_and_chance_have_no_excuse() -> None:
     assert verdict([0.8, None, 0.8]) == ("diverged", "the run diverged")
 
 
+def test_a_method_that_breaks_is_a_verdict_and_not_the_end_of_the_battery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Toy):
+        def init_server(self, site: Any) -> Any:
+            raise KeyError("head.weight")
+
+    monkeypatch.setitem(REGISTRY, "toy", Broken)
+    score = run_job(Job(CELL, 0, 0.1), tmp_path)
+    assert score == Score(None, "KeyError: 'head.weight'")
+    assert judge(CELL, scores_of([0.5]) | {(CELL, 0): score}, {"toy": Broken}).kind == "failed"
+
+
 def test_a_method_without_a_global_model_is_compared_with_training_alone() -> None:
     assert reference_of(REGISTRY["fedper"]) == "local"
     assert reference_of(REGISTRY["ditto"]) == "fedavg"
