@@ -24,6 +24,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a fini
 Client = Annotated[
     str | None, typer.Option(metavar="CLIENT", help="Use the own model of this client (number or name).")
 ]
+OwnNet = Annotated[str | None, typer.Option("--net", metavar="FILE.py:NAME", help="The net, if it is one of your own.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -43,6 +44,7 @@ def predict_command(
         ),
     ],
     client: Client = None,
+    net: OwnNet = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the predictions to this CSV file.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -51,7 +53,7 @@ def predict_command(
     from fedskew.data.sources.inputs import read_inputs
     from fedskew.experiment.use import load
 
-    model = load(run, client=client, data_dir=data_dir)
+    model = load(run, client=client, net=net, data_dir=data_dir)
     inputs = read_inputs(data, model.card.shape, model.card.table, data_dir)
     predictions = model.predict(inputs.x)
     accuracy = accuracy_of(predictions, inputs)
@@ -67,6 +69,7 @@ def export_command(
     run: RunDir,
     to: Annotated[Path, typer.Option(metavar="FILE", help="File to write: .pt, .onnx or .safetensors.")],
     client: Client = None,
+    net: OwnNet = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -76,24 +79,24 @@ def export_command(
     holds the weights alone.
     """
     from fedskew.experiment.export import export, export_weights
-    from fedskew.experiment.run_directory import read_card
+    from fedskew.experiment.model_files import read_card
     from fedskew.experiment.use import client_number, load, own_weights
 
     card = read_card(run)
-    if card is not None and card.module and client is None and to.suffix == ".safetensors":
+    if card is not None and card.module and net is None and client is None and to.suffix == ".safetensors":
         export_weights(card, own_weights(run, card), to)  # needs no class of the user's
     else:
-        model = load(run, client=client, data_dir=data_dir)
+        model = load(run, client=client, net=net, data_dir=data_dir)
         card = model.card
         export(model, to)
     number = None if client is None else client_number(card, client)
-    net = card.net or card.module
+    name = card.net or card.module
     if as_json:
-        about = {"file": str(to), "net": net, "client": number, "classes": list(card.labels), "takes": card.expects()}
+        about = {"file": str(to), "net": name, "client": number, "classes": list(card.labels), "takes": card.expects()}
         print_json(about | {"bytes": to.stat().st_size})
     else:
         whose = "the global model" if number is None else f"the model of client {number}"
-        make_screen(as_json).print(f"wrote {whose} ({net}) to {to}; it takes {card.expects()}")
+        make_screen(as_json).print(f"wrote {whose} ({name}) to {to}; it takes {card.expects()}")
 
 
 def accuracy_of(predictions: Predictions, inputs: Inputs) -> float | None:
