@@ -72,11 +72,13 @@ def test_the_warning_goes_to_stderr(tmp_path: Path) -> None:
 
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
-    assert {"accuracy", "loss", "per_class"} == metrics["global"].keys()
+    detail = {"samples", "predicted", "balanced_accuracy", "macro_f1", "weighted_f1", "auroc", "auprc", "ece"}
+    assert {"accuracy", "loss", "per_class"} | detail == metrics["global"].keys()
     for word, count in (("clients", 8), ("new", 2)):
         for kind in ("global", "personal"):
             figures = metrics[word][kind]
-            assert {"mean", "weighted", "std", "worst_decile", "loss", "per_class", "clients"} == figures.keys()
+            over = {"mean", "weighted", "std", "worst_decile", "loss", "per_class", "clients", "over"}
+            assert over | detail == figures.keys()
             assert figures["clients"] == count
     assert metrics["new"]["never_trained"] == 2
 
@@ -107,9 +109,9 @@ def test_clients_per_round_reaches_the_run(fedskew: Any, tmp_path: Path) -> None
 
 
 def test_rounds_and_bytes_to_a_target_are_reported(fedskew: Any) -> None:
-    done = fedskew("run", "--json", "--target", "0.01", *FEW).json()
+    done = fedskew("run", "--json", "--target", "2", *FEW).json()
     assert done["to_target"]["rounds"] == 1
-    assert "not reached" in fedskew("run", "--target", "0.999", *FEW).out
+    assert "not reached" in fedskew("run", "--target", "99.9", *FEW).out
 
 
 def test_a_run_names_faults_and_continues(fedskew: Any) -> None:
@@ -127,6 +129,43 @@ def test_a_lost_quorum_stops_the_run_with_its_state_saved(fedskew: Any) -> None:
     assert "fedskew run --resume run" in done.err
     assert len(Path("run/records.jsonl").read_text().splitlines()) == 1
     assert list(Path("run/checkpoints").iterdir())
+
+
+WILD = ("--set", "training.lr=1e5", *FEW)
+
+
+@pytest.mark.parametrize("rate", ["1e5", "1e30"])  # a loss is not finite; no update is
+def test_a_diverged_run_ends_with_the_reason_and_does_not_advise_to_resume(fedskew: Any, rate: str) -> None:
+    done = fedskew("run", *FEW, "--set", f"training.lr={rate}")
+    assert done.code == 3
+    assert "the run diverged in round 1" in done.err
+    assert "not finite" in done.err
+    assert "smaller training.lr" in done.err
+    assert "resume with" not in done.err
+
+
+def test_a_run_may_go_on_with_a_warning(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "warn", *WILD)
+    assert "warning: the run diverged in round 1" in done.out
+
+
+def test_the_json_of_a_diverged_run_is_valid_and_says_so(fedskew: Any) -> None:
+    done = fedskew("run", "--json", *WILD)
+    assert done.code == 3
+    assert "NaN" not in done.out
+    assert json.loads(done.out)["diverged"].startswith("the run diverged in round")
+
+
+def test_a_comparison_counts_a_diverged_run_as_failed(fedskew: Any) -> None:
+    done = fedskew("compare", "fedavg", *WILD)
+    assert done.code == 0
+    assert "fedavg seed 0 failed: the run diverged in round" in done.out
+
+
+def test_on_divergence_is_stop_or_warn(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "ignore", *FEW)
+    assert done.code == 2
+    assert "on_divergence" in done.err
 
 
 def test_personal_models_are_printed_only_if_they_differ_from_the_global_model(fedskew: Any) -> None:
@@ -234,7 +273,7 @@ def test_without_a_command_the_commands_are_listed(fedskew: Any) -> None:
 
 def test_compare_prints_one_table_and_can_be_resumed(fedskew: Any, tmp_path: Path) -> None:
     words = ["compare", "fedavg", "fedper", "--rounds", "2", "--seeds", "0,1", "--workers", "1", "--out", "table"]
-    done = fedskew(*words, "--target", "0.05")
+    done = fedskew(*words, "--target", "5")
     assert done.code == 0, done.err
     for word in ("fedavg seed 1 round 2/2", "rounds to target", "±", "fedper"):
         assert word in done.out

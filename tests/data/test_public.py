@@ -18,13 +18,14 @@ from fedskew.core.settings import UsageError
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.cuts import longtail_counts
 from fedskew.data.split.skew import class_table
-from fedskew.evaluation.scores import Score, by_third, summarise, thirds
+from fedskew.evaluation.scores import Score, by_third, thirds
+from fedskew.evaluation.summary import summarise
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.methods.fedddc import FedDDC
 
 SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=12", rounds=1, method=FedDDC(I=2, J=2))
-DIGITS = fedskew.load("digits")
+DIGITS = fedskew.load_data("digits")
 PAGE = Path(__file__).parents[2] / "docs" / "public.md"
 
 

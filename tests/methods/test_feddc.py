@@ -80,10 +80,11 @@ def test_one_gradient_is_sent_each_way_and_the_drift_is_not_sent() -> None:
 
 
 def test_by_samples_the_second_round_by_hand() -> None:
-    """The clients have 1 and 3 samples, the mean is 2: w = (.5, 1.5) from the second round on. Client 1 is held to -.507
-    by alpha / w = .2 and pushed by .795 / .5 + .945 = 2.535: -.318 -> -.44348 -> -.5539024. Client 2 is held to .189 by
-    .0667 and pushed by .795 / 1.5 - 2.535 = -2.005: -.318 -> -.31872 -> -.3192192. g_1 = -.945 - 1.59 + .2359024/.2,
-    g_2 = 2.535 - .53 + .0012192/.2; g = mean of w_i g_i = (.5 * -1.355488 + 1.5 * 2.011096) / 2."""
+    """The clients have 1 and 3 samples, the mean is 2: w = (.5, 1.5) from the second round on. Client 1 is held to
+    -.507 by alpha / w = .2 and pushed by .795 / .5 + .945 = 2.535: -.318 -> -.44348 -> -.5539024. Client 2 is
+    held to .189 by .0667 and pushed by .795 / 1.5 - 2.535 = -2.005: -.318 -> -.31872 -> -.3192192. g_1 =
+    -.945 - 1.59 + .2359024/.2, g_2 = 2.535 - .53 + .0012192/.2; g = mean of w_i g_i =
+    (.5 * -1.355488 + 1.5 * 2.011096) / 2."""
     records, simulation = rounds(toy_q(FedDC(alpha=0.1)), 2)
     assert [w_of(r) for r in records] == pytest.approx([-0.318, -0.7141216], abs=1e-10)
     assert kept(simulation, "drift") == pytest.approx([-0.0469024, -0.5082192], abs=1e-10)

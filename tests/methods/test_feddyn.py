@@ -63,8 +63,9 @@ def test_nothing_but_the_model_and_two_counts_are_sent() -> None:
 
 def test_by_samples_the_second_round_by_hand() -> None:
     """The clients have 1 and 3 samples, the mean is 2: w = (.5, 1.5) from the second round on. alpha / w = (.2, .0667),
-    g / w = (-.0378, .0338). Client 1: -.318 - .1(-1.318 + .0378) = -.18998 -> -.18998 - .1(-1.18998 + .0378 + .2 * .12802)
-    = -.0773224. Client 2: -.318 - .1(2.046 - .0338) = -.51922 -> -.658732533. h = .0159 + .1 * .0500274667."""
+    g / w = (-.0378, .0338). Client 1: -.318 - .1(-1.318 + .0378) = -.18998 -> -.18998 -
+    .1(-1.18998 + .0378 + .2 * .12802) = -.0773224.
+    Client 2: -.318 - .1(2.046 - .0338) = -.51922 -> -.658732533. h = .0159 + .1 * .0500274667."""
     records, simulation = rounds(toy_q(FedDyn(alpha=0.1)), 2)
     assert [w_of(r) for r in records] == pytest.approx([-0.318, -0.57705493333], abs=1e-10)
     assert [w_of(r, "h") for r in records] == pytest.approx([0.0159, 0.02090274667], abs=1e-10)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -18,9 +18,11 @@ from fedskew.cli.options import (
     DataDir,
     Device,
     Engine,
+    Goal,
     Json,
     MethodName,
     Model,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -36,13 +38,29 @@ from fedskew.cli.options import (
     given_settings,
     read_experiment,
     run_options,
+    stop_rule,
 )
-from fedskew.evaluation.figures import ACCURACIES, DIAGNOSTICS, OVER_CLIENTS, bytes_text, percent, to_target
+from fedskew.evaluation.cautions import cautions
+from fedskew.evaluation.figures import (
+    ACCURACIES,
+    DIAGNOSTICS,
+    FIGURES,
+    MODELS,
+    OVER_CLIENTS,
+    Figure,
+    bytes_text,
+    check_goal,
+    leading_figure,
+    percent,
+    target_value,
+    to_target,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from fedskew.evaluation.metrics import Population
+    from fedskew.evaluation.metrics import Metrics, Population
     from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
@@ -77,15 +95,31 @@ def run_command(
         ),
     ] = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     resume: Resume = None,
     checkpoint_every: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Rounds between checkpoints; 0 spaces them so that they stay cheap."),
     ] = 0,
     target: Target = None,
+    goal: Goal = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="At the end, measure collapse of features and drift of heads.")
     ] = False,
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Your own figure: a function (y_true, scores) of the global model's predictions on the test set.",
+        ),
+    ] = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -97,6 +131,9 @@ def run_command(
     from fedskew.experiment.run import Run
     from fedskew.experiment.run import resume as resume_run
 
+    check_goal(goal)
+    if target is not None:
+        target_value(target, goal)  # a mistake shows before the run
     options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     settings = given_settings(
         method=method,
@@ -109,20 +146,27 @@ def run_command(
         dropout=dropout,
         fault=fault,
         quorum=quorum,
+        on_divergence=on_divergence,
         diagnose=diagnose or None,
+        metric=metric,
     )
+    settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
+        settings.pop("rounds", None)  # a run can be given more rounds
         check_resume(resume, settings, set_, config, out)
-        run = resume_run(resume, **options)
+        run = resume_run(resume, rounds=rounds, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target, data_dir=data_dir)
+    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
-def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | None = None) -> None:
+def follow(
+    run: Run, *, as_json: bool, target: float | None, goal: str | None = None, data_dir: Path | None = None
+) -> None:
     """Carry out a run, print its progress, then its final figures (or the JSON object).
 
+    `target` is the value of the figure `goal` (see `leading_figure`) to report rounds and bytes to, in percent.
     `data_dir` is the option of that name, for the commands that are proposed at the end.
     """
     screen = make_screen(as_json)
@@ -136,13 +180,20 @@ def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | No
     with resumable(f"fedskew run --resume {shlex.quote(str(path))}"):
         print_rounds(run, screen)
     assert run.result is not None
-    reached = {} if target is None else {"accuracy": target, **to_target(run.records, target)}
+    names = run.assembled.data.labels or ()
+    reached: dict[str, Any] = {}
+    if target is not None:
+        lead = leading_figure(run.result.metrics, goal)
+        found = to_target(run.records, target_value(target, goal), goal)
+        reached = {"figure": lead.key if lead is not None else "", "target": target, **found}
     if as_json:
-        more = {"directory": str(path)} | ({"to_target": reached} if reached else {})
+        more: dict[str, Any] = {"directory": str(path), "warnings": cautions(run.result.metrics, names)}
+        more |= {"to_target": reached} if reached else {}
         print_json(run.result.as_dict() | more)
     else:
-        print_result(run.result, reached, path, screen)
+        print_result(run.result, reached, path, screen, names)
         print_next(run.experiment, path, data_dir, screen)
+    end_if_diverged(run)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -153,7 +204,7 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
-    for note in setting.partition.notes:
+    for note in setting.notes:
         screen.print(f"note: {note}")
 
 
@@ -164,17 +215,29 @@ def print_rounds(run: Run, screen: Console) -> None:
             number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
-            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
+            if record.diverged and run.experiment.on_divergence == "warn":
+                screen.print(f"warning: {record.diverged}")
+            last = number == run.rounds or run.stopped != ""
+            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
+    if run.stopped:
+        screen.print(f"stopped: {run.stopped}")
 
 
-def print_result(result: Result, reached: dict[str, Any], path: Path | None, screen: Console) -> None:
-    """The final accuracies as a table, then costs, diagnostics and digests.
+def print_result(
+    result: Result, reached: dict[str, Any], path: Path | None, screen: Console, names: Sequence[str] = ()
+) -> None:
+    """The final figures as a table, then warnings, costs, diagnostics and digests.
 
-    `reached` says when the target was reached (empty: no target), `path` is the run's directory.
+    `reached` says when the target was reached (empty: no target), `path` is the run's directory, `names` are the
+    classes' names.
     """
     screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
-    screen.print(make_table(title, ["accuracy", "%"], accuracy_rows(result)))
+    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
+    rows = figure_rows(result)
+    header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
+    screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
+    for caution in cautions(result.metrics, names):
+        screen.print(caution)
     sent = f"{bytes_text(result.bytes_up)} up, {bytes_text(result.bytes_down)} down"
     screen.print(
         f"\n{sent}; clients {result.client_seconds:.1f} s, server {result.server_seconds:.1f} s, "
@@ -183,9 +246,13 @@ def print_result(result: Result, reached: dict[str, Any], path: Path | None, scr
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
+    if result.metrics is not None and result.metrics.own is not None:
+        screen.print(f"{result.settings['evaluation'].get('metric')} {FIGURES['own'].text(result.metrics.own)}")
     if reached:
         how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
-        screen.print(f"to {percent(reached['accuracy'])} %: {how}")
+        figure = FIGURES.get(reached["figure"])
+        what = f"{figure.measure} of {reached['target']:g} {figure.unit}".rstrip() if figure else "target"
+        screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
 
@@ -203,13 +270,37 @@ def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None,
         screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
-def accuracy_rows(result: Result) -> list[tuple[str, str]]:
-    """The accuracies a run has, as (words, percent). Personal models that are the global model are left out."""
-    rows = [(f.words, f.read(result)) for f in ACCURACIES.values() if f.key not in OVER_CLIENTS]
-    for figure in OVER_CLIENTS.values():
-        _, part, model, _ = figure.place
-        group: Population | None = getattr(result.metrics, part, None)
-        scores = None if group is None else group.personal if model == "personal" else group.global_
-        if group is not None and scores is not None and not (model == "personal" and scores == group.global_):
-            rows.append((f"{figure.words} of {scores.clients} clients", figure.read(result)))
-    return [(words, percent(value)) for words, value in rows if value is not None]
+IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced
+
+
+def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
+    """The figures of the closing table, as (figure, words, value), the leading one first.
+
+    Where a set of samples is balanced, its accuracies are enough. Personal models that are the global model are left
+    out.
+    """
+    metrics = result.metrics
+    rows = [*_more_rows(metrics, ""), *((ACCURACIES[key], "") for key in ACCURACIES if key not in OVER_CLIENTS)]
+    for start in ("clients_", "personal_", "new_global_", "new_"):
+        _, place = MODELS[start]
+        group: Population | None = getattr(metrics, place[0], None)
+        scores = None if group is None else group.personal if place[1] == "personal" else group.global_
+        if group is None or scores is None or (place[1] == "personal" and scores == group.global_):
+            continue
+        rows += _more_rows(metrics, start)
+        rows += [(f, f" of {scores.clients} clients") for f in OVER_CLIENTS.values() if f.place[1:3] == place]
+    mixed = any(figure.measure != "accuracy" for figure, _ in rows)
+    found = []
+    for figure, end in rows:
+        value, words = figure.read(result), figure.name(metrics) + end
+        if value is not None:
+            found.append((figure, f"{words}: accuracy" if mixed and figure.measure == "accuracy" else words, value))
+    return found
+
+
+def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
+    """Balanced accuracy, F1 and AUROC of one of `MODELS` (a start of keys), if its samples are not balanced."""
+    detail: Any = metrics
+    for key in MODELS[start][1]:
+        detail = getattr(detail, "global_" if key == "global" else key, None)
+    return [(FIGURES[start + key], "") for key in IMBALANCED] if detail is not None and detail.balanced is False else []

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedskew.core.net import Net, Shape
 from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
@@ -21,6 +22,8 @@ from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
+from fedskew.data.table import Preparation, agree_on, missing_values, prepared, sums_of
+from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
@@ -51,6 +54,14 @@ class Assembled(Lineup):
 
     data: DataSet
     partition: Partition
+    table: Preparation | None = None  # how a table becomes inputs; None: the data are no table
+    notes: tuple[str, ...] = ()  # what the user should know about data and split
+    owners: tuple[str, ...] = ()  # the clients' names, if each is one owner; (): they have none
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; their numbers if they have no names."""
+        return self.data.labels or tuple(map(str, range(self.data.classes)))
 
 
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
@@ -82,11 +93,14 @@ def part_of(value: float | str, total: int, what: str) -> int:
     return int(number)
 
 
-def model_text(model: str, data: DataSet) -> str:
-    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP."""
+def model_text(model: str, shape: Shape) -> str:
+    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP.
+
+    `shape` is that of one sample as a net sees it.
+    """
     if model != "auto":
         return model
-    return "simple-cnn" if len(data.shape) == 3 and min(data.shape[1:]) >= 28 else "mlp"
+    return "simple-cnn" if len(shape) == 3 and min(shape[1:]) >= 28 else "mlp"
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
@@ -94,29 +108,16 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
 
     It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
     """
-    if isinstance(experiment.model, nn.Module):
+    if isinstance(experiment.model, str):
+        text = model_text(experiment.model, data.shape)
+        make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
+    else:
         make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
-        check_net(make(), experiment, data)
-        return make
-    if (own := own_net_text(experiment.model)) is not None:
-        name, given = own
-        make = partial(build_own, name, data.shape, data.classes, seed=experiment.seed, head=experiment.head, **given)
-        check_net(make(), experiment, data)
-        return make
-    steps = parse(model_text(experiment.model, data), "model")
-    if len(steps) > 1:
-        raise UsageError(f"model '{experiment.model}' has more than one part; name one model.")
-    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
-    fast = experiment.step == "fast"
-    build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    experiment.method.prepare(build_named(), seeded(experiment.seed, Purpose.NET))
-    return build_named
-
-
-def check_net(net: Any, experiment: Experiment, data: DataSet) -> None:
-    """Raise UsageError unless a user's net passes `check_outputs` and suits the method."""
-    check_outputs(net, data)
+    net = make()
+    if not isinstance(experiment.model, str) or own_net_text(experiment.model):
+        check_outputs(net, data)
     experiment.method.prepare(net, seeded(experiment.seed, Purpose.NET))
+    return make
 
 
 def check_outputs(net: nn.Module, data: DataSet) -> None:
@@ -136,6 +137,20 @@ def check_outputs(net: nn.Module, data: DataSet) -> None:
         )
 
 
+def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, head: str = "") -> Callable[[], Net]:
+    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32".
+
+    `head` names the last layer of a user's own net; "" finds it.
+    """
+    if (own := own_net_text(text)) is not None:
+        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
+    steps = parse(text, "model")
+    if len(steps) > 1:
+        raise UsageError(f"model '{text}' has more than one part; name one model.")
+    name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
+    return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
+
+
 def on_validation(world: World) -> World:
     """The world with validation samples in place of test samples, and without the server's test set, for tuning."""
     if not len(world.validation.values):
@@ -143,6 +158,18 @@ def on_validation(world: World) -> World:
             "evaluation.part=validation needs validation data: set holdout.validation to a share, such as 0.2."
         )
     return dataclasses.replace(world, test=world.validation, x_test=world.x_test[:0], y_test=world.y_test[:0])
+
+
+def check_stop(experiment: Experiment, world: World) -> None:
+    """Raise UsageError if the experiment is to stop early but cannot."""
+    if not experiment.stop.patience:
+        return
+    check_goal(experiment.stop.figure or None)
+    if not len(world.validation.values):
+        raise UsageError(
+            "stop needs validation data, because test data must not decide when a run ends: "
+            "set holdout.validation to a share, such as 0.2."
+        )
 
 
 def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
@@ -182,7 +209,13 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
+    table, notes = None, partition.notes
+    if data.columns:
+        table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
+        notes = (*notes, *filter(None, [table.describe(missing_values(pool))]))
+        pool, data = prepared(pool, table), prepared(data, table)
     world = world_of(experiment, pool, partition, parts, device)
+    check_stop(experiment, world)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
     wanted = experiment.evaluation.clients or population
@@ -191,12 +224,25 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         world=world,
         data=data,
         partition=partition,
+        table=table,
+        notes=notes,
+        owners=client_names(data, partition),
         members=members,
         newcomers=new,
         evaluated=tuple(evaluated),
         cohort_size=size,
         quorum=quorum,
     )
+
+
+def client_names(data: DataSet, partition: Partition) -> tuple[str, ...]:
+    """The owner of each client's samples, if every client has one and no other client has the same; else ()."""
+    if data.owners_train is None or not data.owners:
+        return ()
+    owners = [np.unique(data.owners_train[samples]).tolist() for samples in partition.clients]
+    if any(len(found) != 1 for found in owners) or len({found[0] for found in owners}) < len(owners):
+        return ()
+    return tuple(data.owners[found[0]] for found in owners)
 
 
 def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts: Sequence[Parts], device: str) -> World:

@@ -49,6 +49,10 @@ class Federation(Protocol):
         """Each client's metrics in the last evaluation, by client number."""
         ...
 
+    def confusion(self) -> dict[str, list[list[int]]]:
+        """Samples by true and predicted class in the last evaluation, see `Summary.confusion`."""
+        ...
+
     def late_metrics(self) -> Metrics | None:
         """The clients' metrics of the previous round, which arrived in this one; None if nothing arrives late."""
         ...
@@ -56,6 +60,10 @@ class Federation(Protocol):
 
 class QuorumLost(RuntimeError):
     """Too few clients sent a usable update. The round does not count; the run can be resumed from the one before."""
+
+
+class Diverged(QuorumLost):
+    """No update is usable because all contain values that are not finite. A resumed run would fail in the same way."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,9 +84,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     server_seconds: float  # aggregation and the method's other work on the server
     evaluate_seconds: float
     seconds: float  # wall-clock time of the round
-    training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
+    # weighted means over clients of the numbers that updates report (loss, ...); None in a file: not finite
+    training: dict[str, float | None]
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
+    diverged: str = ""
+    validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
@@ -90,8 +102,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        shown = {key: value for key, value in plain.items() if key not in ("server", "before")}
-        return {"number": self.number} | shown | ({"before": plain["before"]} if self.before is not None else {})
+        left_out = {"server"} | {key for key in ("before", "diverged", "validation") if plain[key] in (None, "")}
+        return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:

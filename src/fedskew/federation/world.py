@@ -166,14 +166,14 @@ class World:
         return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
-        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool
+        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool, *, validation: bool = False
     ) -> ClientScore:
-        """Evaluate the global and the personal model on one client's test samples.
+        """Evaluate the global and the personal model on one client's test samples, or on its validation samples.
 
         `trained` is whether this client ever trained; one that did not is marked as `fallback`.
         """
         site = self.site(client, round, "evaluate", Purpose.EVALUATE)
-        test_part = self.pool(self.test[client], client)
+        test_part = self.pool((self.validation if validation else self.test)[client], client)
         shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
         simple = type(self.method).personalise is Method.personalise and not state.keys() & {"parameters", "buffers"}
         if shared is not None and simple:
@@ -195,7 +195,7 @@ class World:
     def evaluate_global(self, chunk: int, round: int, broadcast: Payload) -> Score:
         """Evaluate the global model on one chunk of the server's test set."""
         data = self.test_set(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
-        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data)
+        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data).counted()
 
     def arrays(self) -> dict[str, Tensor]:
         """The large constant arrays, which worker processes share."""

@@ -30,6 +30,8 @@ from fedskew.core.training import Positive
 from fedskew.methods._shared.control_variates import (
     PLAIN_SGD,
     SAMPLES,
+    WEIGHTING,
+    WEIGHTING_SOURCE,
     Counted,
     Weighting,
     effective_steps,
@@ -62,17 +64,14 @@ class FedDC(Method):
         search=(0.001, 0.3),
     )
 
-    weighting: Weighting = setting(
-        "samples",
-        help="Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike.",
-        source="the authors' code; uniform is the paper's Algorithm 1",
-    )
+    weighting: Weighting = setting("samples", help=WEIGHTING, source=WEIGHTING_SOURCE)
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
         zeros = server["parameters"].zeros()
-        samples = {SAMPLES: no_samples()} if self.weighting == "samples" else {}
-        return server | {"gradient": zeros, "drift": zeros} | samples  # g, and the mean of h_i over all N
+        return (
+            server | {"gradient": zeros, "drift": zeros} | no_samples(self.weighting)
+        )  # g, and the mean of h_i over all N
 
     def broadcast(self, server: Payload) -> Payload:
         sent = {group: server[group] for group in ("gradient", SAMPLES) if group in server}

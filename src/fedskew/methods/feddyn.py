@@ -23,6 +23,8 @@ from fedskew.core.training import Positive
 from fedskew.methods._shared.control_variates import (
     PLAIN_SGD,
     SAMPLES,
+    WEIGHTING,
+    WEIGHTING_SOURCE,
     Counted,
     Weighting,
     more_samples,
@@ -53,16 +55,11 @@ class FedDyn(Method):
         search=(0.001, 0.3),
     )
 
-    weighting: Weighting = setting(
-        "samples",
-        help="Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike.",
-        source="the authors' code; uniform is the paper's Algorithm 1",
-    )
+    weighting: Weighting = setting("samples", help=WEIGHTING, source=WEIGHTING_SOURCE)
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
-        samples = {SAMPLES: no_samples()} if self.weighting == "samples" else {}
-        return server | {"h": server["parameters"].zeros()} | samples
+        return server | {"h": server["parameters"].zeros()} | no_samples(self.weighting)
 
     def broadcast(self, server: Payload) -> Payload:
         return super().broadcast(server) | {group: server[group] for group in (SAMPLES,) if group in server}

@@ -15,6 +15,8 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 
 Weighting = Literal["samples", "uniform"]
+WEIGHTING = "Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike."
+WEIGHTING_SOURCE = "the authors' code; uniform is the paper's Algorithm 1"
 SAMPLES = "samples"  # group of the server's payload: samples and number of the updates so far, to know their mean
 
 
@@ -85,9 +87,11 @@ class Counted:
             yield update
 
 
-def no_samples() -> Tensors:
-    """The group SAMPLES before the first round."""
-    return Tensors({name: torch.zeros((), dtype=torch.float64) for name in ("total", "updates")})
+def no_samples(weighting: Weighting) -> Payload:
+    """The group SAMPLES before the first round; empty with uniform weighting."""
+    if weighting == "uniform":
+        return {}
+    return {SAMPLES: Tensors({name: torch.zeros((), dtype=torch.float64) for name in ("total", "updates")})}
 
 
 def more_samples(server: Payload, cohort: Counted) -> Payload:

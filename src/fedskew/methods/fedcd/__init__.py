@@ -153,6 +153,10 @@ class FedCD(Method):
         )
         return super().init_server(site) | {GROUP: none}
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        return isinstance(self.chosen("mu"), str)  # linear
+
     def broadcast(self, server: Payload) -> Payload:
         return server
 
