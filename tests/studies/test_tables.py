@@ -484,6 +484,32 @@ def test_a_mistake_in_a_control_is_one_sentence(small: Path, old: str, new: str,
         load_recipe(str(small))
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_column_with_our_preset_gets_no_verdict_on_the_paper(small: Path, scale: Scale) -> None:
+    """FedPG's default preset gains 10 points as in the table, but it is not the paper's method."""
+    text = SMALL.replace('"fedprox:mu=0.1"', '"fedpg{}"').replace("options.FedProx = { mu = 0.3 }\n", "")
+    published = ("within", "gain kept")
+    for preset, verdicts, gain in (("", (OUR_PRESET, OUR_PRESET), None), (":preset=paper", published, 10.0)):
+        small.write_text(text.replace("fedpg{}", f"fedpg{preset}"))
+        recipe = load_recipe(str(small))
+        made = [
+            Cell("skewed", "FedAvg", 60.0, None, 60.0, (0,), unsettled=""),
+            Cell("skewed", "FedProx", 70.0, None, 70.0, (0,)),
+        ]
+        checked, rows = with_verdicts(recipe, made, scale)
+        assert checked[1].verdict == verdicts[SCALES.index(scale)]
+        assert rows["skewed"].gain == gain
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_table_of_accuracies_has_a_tuned_fedavg_beside_it(name: str) -> None:
+    recipe = load_recipe(name)
+    if recipe.figure in ACCURACIES:
+        assert any(column.rates for column in recipe.parsed_columns.values())
+    if name.startswith("fedddc"):
+        assert {"FedAvg + D0", "D0 alone"} <= recipe.controls.keys()
+
+
 @pytest.mark.parametrize("table", ["fedpg-table1", "fedpg-table2", "fedpg-table3"])
 def test_fedpg_s_tables_have_its_clients_with_fixed_noise_beside_the_generator(table: str) -> None:
     recipe = load_recipe(table)
@@ -522,29 +548,3 @@ def test_fedcd_s_tables_have_its_head_without_terms_and_a_tuned_fedavg_and_judge
     judged = recipe.experiments(row, recipe.proposed, 0, "paper")[0].method
     assert isinstance(judged, FedCD)
     assert judged.preset == "paper"
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_a_column_with_our_preset_gets_no_verdict_on_the_paper(small: Path, scale: Scale) -> None:
-    """FedPG's default preset gains 10 points as in the table, but it is not the paper's method."""
-    text = SMALL.replace('"fedprox:mu=0.1"', '"fedpg{}"').replace("options.FedProx = { mu = 0.3 }\n", "")
-    published = ("within", "gain kept")
-    for preset, verdicts, gain in (("", (OUR_PRESET, OUR_PRESET), None), (":preset=paper", published, 10.0)):
-        small.write_text(text.replace("fedpg{}", f"fedpg{preset}"))
-        recipe = load_recipe(str(small))
-        made = [
-            Cell("skewed", "FedAvg", 60.0, None, 60.0, (0,), unsettled=""),
-            Cell("skewed", "FedProx", 70.0, None, 70.0, (0,)),
-        ]
-        checked, rows = with_verdicts(recipe, made, scale)
-        assert checked[1].verdict == verdicts[SCALES.index(scale)]
-        assert rows["skewed"].gain == gain
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_table_of_accuracies_has_a_tuned_fedavg_beside_it(name: str) -> None:
-    recipe = load_recipe(name)
-    if recipe.figure in ACCURACIES:
-        assert any(column.rates for column in recipe.parsed_columns.values())
-    if name.startswith("fedddc"):
-        assert {"FedAvg + D0", "D0 alone"} <= recipe.controls.keys()
