@@ -50,16 +50,16 @@ main(sys.argv[2:])
 
 
 def loading(folder: Path) -> None:
-    """A site needs 45 s to load its data, and a second one never comes: the first takes part, the second is named."""
+    """A site needs 90 s to load its data, and a second one never comes: the first takes part, the second is named."""
     with Trial(folder) as trial:
-        more = ("--patience", "20", "--timeout", "20", "--quorum", "1")
+        more = ("--patience", "60", "--timeout", "20", "--quorum", "1")
         server, port = trial.serve(*arguments(folder, "fedavg", 12, 1, *more))
         trial.join("north", port, "--data", "digits")
         certs, state = folder / "certs" / "south", folder / "state" / "south"
         command = ["join", "--server", f"127.0.0.1:{port}", "--certs", str(certs), "--state", str(state)]
         with (folder / "south.log").open("wb") as log:
             slow = subprocess.Popen(
-                [sys.executable, "-c", SLOW_SITE, "45", *command, "--data", "digits"], stdout=log, stderr=log
+                [sys.executable, "-c", SLOW_SITE, "90", *command, "--data", "digits"], stdout=log, stderr=log
             )
         try:
             check(server.end(LONG) == 5, "the exit code says that a site never took part")

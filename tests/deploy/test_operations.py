@@ -51,6 +51,11 @@ def test_the_status_of_a_run_shows_rounds_sites_and_refusals(fedskew: Callable[.
         ("west", True, True),
     ]
     assert "its clock is 900 s behind" in found["refusals"][0]
+    played.told.put(({"event": "nodes", "online": [100, 102]}, b""))
+    between.roster.handle_next(1.0)
+    assert [site["online"] for site in read_status(tmp_path / "run")["sites"]] == [True, False, True]
+    played.told.put(({"event": "nodes", "online": [100, 101, 102]}, b""))
+    between.roster.handle_next(1.0)
     assert found["disk"]["free"] > 0
     said = fedskew("status", str(tmp_path / "run"))
     assert "round 1 of 2" in said.out

@@ -155,7 +155,7 @@ class Consent:
         if mark in accepted:
             return ""
         what = f"{experiment.method_name}, {experiment.rounds} rounds, model {experiment.model}"
-        what = clean(f"{what}, {experiment.training.epochs} epochs, seed {experiment.seed}")
+        what = clean(f"{what}, {experiment.training.epochs} epochs, seed {experiment.seed}", 120)
         first = not accepted and not self.policy.experiments
         if not (self.policy.methods or mark in self.policy.experiments or first):
             raise Refusal(

@@ -80,13 +80,15 @@ class Served(BaseRun):
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)
         config = hosting.config()
         super().__init__(experiment, RunDirectory(out, every=1), resume=resume)
-        self.agreed, notes = read_agreed(out, sorted(config["sites"]), hosting.server_data, resume=resume)
+        self.keys = sorted(config["sites"])  # names of the sites whose keys the server has
+        self.agreed, notes = read_agreed(out, self.keys, hosting.server_data, resume=resume)
         self.notes += notes
         shutil.rmtree(out / SPOOL, ignore_errors=True)
         self.channel = channel(config, out / "flower.log")
         self.certificates: dict[str, str] = {}  # name -> until when it is valid
         self.warned = ""  # day of the last warning about them
         self.port, self.roster = self._open()
+        self.roster.on_change = self.write_status
 
     @property
     def path(self) -> Path:
@@ -109,7 +111,7 @@ class Served(BaseRun):
     def expected(self) -> int:
         """How many sites should join; 0 if that is not known."""
         split = self.assembled.world.population if self.assembled else 0
-        return len(self.agreed.sites) or self.hosting.sites or split
+        return len(self.keys) or len(self.agreed.sites) or self.hosting.sites or split
 
     def __iter__(self) -> Iterator[Record]:
         try:
