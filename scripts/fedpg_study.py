@@ -45,9 +45,9 @@ from fedskew.methods.fedpg import VIRTUAL, FedPG
 
 METHODS: dict[str, Method] = {
     "FedAvg": FedAvg(),
-    "FedPG": FedPG(),
+    "FedPG": FedPG(source="generator"),
     "FedPG, preset paper": FedPG(preset="paper"),
-    "FedPG, gen cnn": FedPG(gen="cnn"),
+    "FedPG, gen cnn": FedPG(source="generator", gen="cnn"),
 }
 COLUMNS, POINTS = 10, 600  # virtual images shown of a class; test samples in a t-SNE
 

@@ -61,7 +61,7 @@ class Played:
 
 
 def few_digits(folder: Path) -> str:
-    """A file of 300 digits: the server and all sites read it, and deal it alike."""
+    """A file of 300 digits: the server and all sites read it and split it in the same way."""
     path = folder / "few.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

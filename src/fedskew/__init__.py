@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedskew.experiment.config import Evaluation as Evaluation
     from fedskew.experiment.config import Experiment as Experiment
     from fedskew.experiment.config import Holdout as Holdout
+    from fedskew.experiment.config import Stop as Stop
     from fedskew.experiment.config import Trouble as Trouble
     from fedskew.experiment.export import export as export
     from fedskew.experiment.result import Result as Result
@@ -61,7 +62,7 @@ _MODULES = {
     "data.split.chain": ("make_partition",),
     "evaluation.figures": ("to_target",),
     "evaluation.metrics": ("Metrics",),
-    "experiment.config": ("Evaluation", "Experiment", "Holdout", "Trouble"),
+    "experiment.config": ("Evaluation", "Experiment", "Holdout", "Stop", "Trouble"),
     "experiment.export": ("export",),
     "experiment.result": ("Result",),
     "experiment.run": ("Run", "resume", "run"),

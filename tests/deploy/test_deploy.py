@@ -20,6 +20,7 @@ from fedskew.deploy.messages import Request, SiteFacts, as_header
 from fedskew.deploy.node import Node
 from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
+from fedskew.experiment import use
 from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
 from fedskew.experiment.run import Run
@@ -397,6 +398,32 @@ def test_pixels_are_normalised_over_all_sites_as_over_one_set() -> None:
     task = own.agree({str(i): own.facts_of(half) for i, half in enumerate(halves)})
     assert task.mean == pytest.approx(data.mean, rel=1e-12)
     assert task.std == pytest.approx(data.std, rel=1e-12)
+
+
+def test_sites_with_tables_fill_and_scale_them_alike(tmp_path: Path) -> None:
+    """Three hospitals: one lacks a column, one has a ward of its own; what the server keeps can be used."""
+    rows = {
+        "north": [f"{i},{'' if i % 3 else 1},{'ab'[i % 2]},{i % 2}" for i in range(20)],
+        "south": [f"{i + 5},,{'ab'[i % 2]},{i % 2}" for i in range(20)],
+        "west": [f"{i - 5},{i % 4},{'bc'[i % 2]},{i % 2}" for i in range(20)],
+    }
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,ca,ward,y", *lines]) + "\n")
+    paths = [f"{tmp_path}/{name}.csv" for name in rows]
+    said: list[str] = []
+    what = replace(experiment("fedavg"), data="sites", model="mlp:hidden=4")
+    between, _ = served(what, tmp_path, nodes=nodes_in(tmp_path, paths), said=said)
+    last = list(between)[-1]
+    assert last.metrics is not None
+    assert last.metrics.clients is not None
+    assert any("missing values in 1 column by column means; indicator columns for ca" in line for line in said)
+    model = use.load(tmp_path / "run")
+    assert model.card.clients == ("north", "south", "west")
+    assert model.card.table is not None
+    assert model.card.table.features == ("age", "ca", "ca missing", "ward=a", "ward=b", "ward=c")
+    assert len(model.predict(tmp_path / "west.csv").classes) == 20
+    with pytest.raises(UsageError, match="a site's own model stays with the site"):
+        use.load(tmp_path / "run", client="west")
 
 
 def facts(**changes: Any) -> SiteFacts:

@@ -22,6 +22,7 @@ from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.experiment.use import TrainedModel, load
+from fedskew.methods import REGISTRY
 
 SAVED = Path(__file__).parent / "saved-runs"
 DIGITS = Experiment(split="dirichlet:alpha=0.5,clients=3", model="mlp:hidden=8", rounds=2)
@@ -76,6 +77,23 @@ def test_a_personal_model_has_the_accuracy_that_the_run_recorded(tmp_path: Path,
         assert accuracy(load(tmp_path, client=client), *own_test_part(run, client)) == recorded.accuracy
 
 
+@pytest.mark.slow  # a run of every method
+@pytest.mark.parametrize("name", REGISTRY)
+def test_what_is_loaded_is_what_was_evaluated_for_every_method(tmp_path: Path, name: str) -> None:
+    kind = REGISTRY[name]
+    split = ("public:per_class=4+" if kind.public else "") + "dirichlet:alpha=0.5,clients=3,min=5"
+    experiment = Experiment(method=kind(**kind.quick), split=split, model="mlp:hidden=16", rounds=2)
+    run = finished(tmp_path, experiment)
+    assert run.result is not None
+    assert run.result.metrics is not None
+    if kind.has_global:
+        assert run.result.metrics.global_ is not None
+        assert accuracy(load(tmp_path), *digits()) == run.result.metrics.global_.accuracy
+    personal = run.result.clients["1"].personal
+    assert personal is not None
+    assert accuracy(load(tmp_path, client=1), *own_test_part(run, 1)) == personal.accuracy
+
+
 def test_a_table_is_predicted_from_its_file_as_the_run_recorded(tmp_path: Path, fedskew: Any) -> None:
     run = finished(tmp_path / "run", HEART)
     assert run.result is not None
@@ -119,6 +137,7 @@ def test_auto_is_replaced_by_the_name_of_the_net(tmp_path: Path) -> None:
 # Exports.
 
 
+@pytest.mark.slow  # torch.export takes seconds to import
 def test_an_exported_program_takes_raw_images_and_answers_the_same(tmp_path: Path) -> None:
     finished(tmp_path / "run", DIGITS)
     model, (x, _) = load(tmp_path / "run"), digits()
@@ -180,7 +199,7 @@ def test_an_own_net_keeps_its_names_and_its_class_is_needed_only_to_run_it(tmp_p
     run = finished(tmp_path / "run", Experiment(split="iid:clients=2", model=net, head="out.fc", rounds=1))
     said = fedskew("predict", str(tmp_path / "run"), "--data", "digits")
     assert said.code == 2
-    assert "test_use.Small" in said.err
+    assert "test_use.Small: give it with --net FILE.py:NAME" in said.err
     assert "fedskew.load(" in said.err
     assert fedskew("export", str(tmp_path / "run"), "--to", "w.safetensors").code == 0
     weights = load_file(tmp_path / "w.safetensors")
@@ -194,6 +213,43 @@ def test_an_own_net_keeps_its_names_and_its_class_is_needed_only_to_run_it(tmp_p
     assert torch.allclose(plain.eval()(model.card.inputs()(torch.from_numpy(x))), model.logits(x), atol=1e-5)
     assert torch.allclose(model.module()(torch.from_numpy(x)), model.logits(x), atol=1e-5)
     assert model.state_dict().keys() == net.state_dict().keys()
+
+
+OWN_FILE = """
+from pathlib import Path
+from torch import nn
+Path("imported").touch()
+def net(shape, classes, width=4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
+"""
+
+
+def test_code_that_a_run_names_is_run_only_if_the_user_names_it_too(tmp_path: Path, fedskew: Any) -> None:
+    (tmp_path / "my.py").write_text(OWN_FILE)
+    options = ["--model", "my.py:net:width=6", "--split", "iid:clients=2", "--workers", "1"]
+    done = fedskew("run", *options, "--rounds", "1", "--out", "run", "--json").json()
+    (tmp_path / "imported").unlink()
+    shutil.move(tmp_path / "my.py", tmp_path / "moved.py")
+    said = fedskew("predict", "run", "--data", "digits")
+    assert (said.code, "give it with --net my.py:net:width=6" in said.err) == (2, True), said.err
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    hostile = card | {"net": "moved.py:net", "module": ""}
+    (tmp_path / "run" / "model.json").write_text(json.dumps(hostile))
+    assert fedskew("predict", "run", "--data", "digits").code == 2
+    settings = (tmp_path / "run" / "settings.toml").read_text()
+    for text in (settings.replace("my.py:net", "moved.py:net"), settings.replace('"fedavg"', '"moved.py:net"')):
+        (tmp_path / "run" / "model.json").write_text(json.dumps(card | {"net": "mlp", "module": ""}))
+        (tmp_path / "run" / "settings.toml").write_text(text)
+        assert fedskew("predict", "run", "--data", "digits", "--client", "1").code == 2
+        (tmp_path / "run" / "model.json").unlink()
+        assert fedskew("predict", "run", "--data", "digits").code == 2
+    (tmp_path / "run" / "settings.toml").write_text(settings)
+    assert not (tmp_path / "imported").exists()
+    (tmp_path / "run" / "model.json").write_text(json.dumps(card))
+    net = ["--net", "moved.py:net:width=6"]
+    assert fedskew("predict", "run", "--data", "digits", *net, "--json").json()["accuracy"] == done["accuracy"]
+    assert fedskew("export", "run", *net, "--client", "1", "--to", "w.safetensors").code == 0
+    assert list(load_file(tmp_path / "w.safetensors")) == ["1.weight", "1.bias", "3.weight", "3.bias"]
 
 
 def test_a_model_without_batch_norm_statistics_predicts_as_evaluation_did_and_is_not_exported(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from fedskew.core.settings import build as settle
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
 from fedskew.federation.wire import size_of
 from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods import fedcd
@@ -975,3 +977,9 @@ def test_it_learns() -> None:
     records, simulation = rounds(world, 5)
     broadcast = world.method.broadcast(records[-1].server)
     assert simulation.evaluate(4, broadcast).global_.accuracy > 0.8
+
+
+def test_a_user_s_net_with_a_longer_head_is_refused_before_the_run() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)))
+    with pytest.raises(UsageError, match="fedcd needs a model whose head is one linear layer"):
+        assemble(Experiment(FedCD(), model=net, head="1"))

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import decode
+from fedskew.methods._shared.control_variates import relative_size
 from fedskew.methods.feddc import FedDC
 from toys import digits, rounds, toy_q, w_of
 
@@ -106,3 +108,12 @@ def test_by_samples_the_server_has_the_mean_of_all_weighted_gradients() -> None:
     for name, g in records[-1].server["gradient"].items():
         total = sum(s["gradient"][name] * float(s["weight"]["w_i"]) for s in own)
         torch.testing.assert_close(g, total / 5, rtol=1e-4, atol=1e-6)
+
+
+def test_a_client_with_very_few_samples_is_not_thrown_about_by_its_own_pull() -> None:
+    """3 samples beside 3,000: w = .002, alpha / w = 50 and lr alpha / w = 5, and each step goes too far."""
+    world = toy_q(FedDC(alpha=0.1))
+    mean = Tensors(total=torch.tensor(3003.0), updates=torch.tensor(2.0))
+    site = world.site(1, 1, "train")
+    assert relative_size(site, {"samples": mean}, 0.1) == pytest.approx(0.1 * 0.1)
+    assert relative_size(site, {"samples": mean}, 1e-9) == pytest.approx(6 / 3003)

@@ -1,4 +1,4 @@
-"""`fedskew predict` and `fedskew export`: the model of a finished run in use."""
+"""`fedskew predict`, `export` and `embed`: the model of a finished run in use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a fini
 Client = Annotated[
     str | None, typer.Option(metavar="CLIENT", help="Use the own model of this client (number or name).")
 ]
+OwnNet = Annotated[str | None, typer.Option("--net", metavar="FILE.py:NAME", help="The net, if it is one of your own.")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("predict")(predict_command)
     app.command("export")(export_command)
+    app.command("embed")(embed_command)
 
 
 def predict_command(
@@ -42,6 +44,7 @@ def predict_command(
         ),
     ],
     client: Client = None,
+    net: OwnNet = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the predictions to this CSV file.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -50,7 +53,7 @@ def predict_command(
     from fedskew.data.sources.inputs import read_inputs
     from fedskew.experiment.use import load
 
-    model = load(run, client=client, data_dir=data_dir)
+    model = load(run, client=client, net=net, data_dir=data_dir)
     inputs = read_inputs(data, model.card.shape, model.card.table, data_dir)
     predictions = model.predict(inputs.x)
     accuracy = accuracy_of(predictions, inputs)
@@ -66,6 +69,7 @@ def export_command(
     run: RunDir,
     to: Annotated[Path, typer.Option(metavar="FILE", help="File to write: .pt, .onnx or .safetensors.")],
     client: Client = None,
+    net: OwnNet = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -75,24 +79,24 @@ def export_command(
     holds the weights alone.
     """
     from fedskew.experiment.export import export, export_weights
-    from fedskew.experiment.run_directory import read_card
+    from fedskew.experiment.model_files import read_card
     from fedskew.experiment.use import client_number, load, own_weights
 
     card = read_card(run)
-    if card is not None and card.module and client is None and to.suffix == ".safetensors":
+    if card is not None and card.module and net is None and client is None and to.suffix == ".safetensors":
         export_weights(card, own_weights(run, card), to)  # needs no class of the user's
     else:
-        model = load(run, client=client, data_dir=data_dir)
+        model = load(run, client=client, net=net, data_dir=data_dir)
         card = model.card
         export(model, to)
     number = None if client is None else client_number(card, client)
-    net = card.net or card.module
+    name = card.net or card.module
     if as_json:
-        about = {"file": str(to), "net": net, "client": number, "classes": list(card.labels), "takes": card.expects()}
+        about = {"file": str(to), "net": name, "client": number, "classes": list(card.labels), "takes": card.expects()}
         print_json(about | {"bytes": to.stat().st_size})
     else:
         whose = "the global model" if number is None else f"the model of client {number}"
-        make_screen(as_json).print(f"wrote {whose} ({net}) to {to}; it takes {card.expects()}")
+        make_screen(as_json).print(f"wrote {whose} ({name}) to {to}; it takes {card.expects()}")
 
 
 def accuracy_of(predictions: Predictions, inputs: Inputs) -> float | None:
@@ -153,3 +157,38 @@ def show(
         screen.print(f"accuracy {100 * accuracy:.2f} %")
     if out is not None:
         screen.print(f"written to {out}")
+
+
+def embed_command(
+    data: Annotated[str, typer.Option(metavar="DATA", help="Name of a data set, or a path to your own.")],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Directory of a finished run, or a net: a name, or my.py:name.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
+    head: Annotated[str, typer.Option(metavar="LAYER", help="Last layer of your own net, which is left out.")] = "",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the initial values of a net by name.")] = 0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a data set as features of a net that is not trained further.
+
+    Heads on them train in seconds: fedskew run --data FILE --model linear, or --method fedncm.
+    """
+    import numpy as np
+
+    from fedskew.core.files import write_atomically
+    from fedskew.data.sources.loading import load as load_data
+    from fedskew.experiment.embed import embed
+
+    if out.suffix != ".npz":
+        raise UsageError(f"--out {out} is invalid: expected a file that ends with .npz.")
+    arrays = embed(load_data(data, data_dir), model, head=head, seed=seed)
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any keyword for allow_pickle
+    write_atomically(out, file.getvalue())
+    samples, features = arrays["x_train"].shape
+    if as_json:
+        print_json({"file": str(out), "samples": samples, "features": features})
+        return
+    print(f"{out}: {samples} training samples, {len(arrays.get('x_test', ()))} test samples, {features} features")
+    print(f"next: fedskew run --data {out} --model linear")

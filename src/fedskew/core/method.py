@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -127,6 +127,8 @@ class Method:
     quick: ClassVar[dict[str, Any]] = {}  # settings that shorten the server's work; payloads keep their shapes
     personal: ClassVar[tuple[str, ...]] = ()  # prefixes of parameter names that a client never sends; ("",): all
     has_global: ClassVar[bool] = True  # whether the server has a model to evaluate and deploy
+    # where it is known to end below FedAvg, and why: a net or a split of the soundness battery, or "everywhere"
+    weak_where: ClassVar[Mapping[str, str]] = {}
     public: ClassVar[bool] = False  # whether the server needs a public data set
     pooled: ClassVar[bool] = False  # whether one client holds the data of all: a control, not federated
 

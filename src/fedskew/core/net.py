@@ -28,6 +28,8 @@ class Net(nn.Module):
     (torch.Size([5, 6]), torch.Size([5, 4]))
     """
 
+    head_name = ""  # of a net that `wrap` made: the name of the head in the user's module
+
     def __init__(self, body: nn.Module, head: nn.Module, features: int) -> None:
         super().__init__()
         self.body = body

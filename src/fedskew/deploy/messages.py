@@ -171,6 +171,8 @@ def client_score(answer: Answer, client: int, classes: int, trained: bool) -> Cl
     texts = [*answer.counts, "", ""]
     personal: Score | None
     shared = _checked_score(answer.shared, classes, texts[0])
+    if answer.shared is not None and shared is None:
+        return None
     if shared is not None and answer.personal == answer.shared and len(answer.counts) < 2:
         personal = shared
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
+from fedskew.core.method import Method
+from fedskew.core.user_code import split_text
 from fedskew.data.table import Preparation, TableInput
 from fedskew.experiment.assemble import Assembled, model_text
 from fedskew.experiment.config import Experiment
@@ -20,7 +22,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """The net of a run, what goes into it and what comes out."""
 
     net: str  # name and options, as for --model; "": a net of the user's own
-    module: str = ""  # the class of the user's own net, such as "shop.nets.Small"
+    module: str = ""  # the user's own net: its class, such as "shop.nets.Small", or its text form, "my.py:net:width=8"
     head: str = ""  # the name of its last layer
     step: Literal["fast", "plain"] = "fast"  # which layers the net was trained with; the weights are the same
     kind: Literal["image", "table", "vector"]  # what an input is
@@ -32,6 +34,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[str, ...] = ()  # names of the clients; (): they have none
     population: int  # number of clients
     method: str
+    prepare: dict[str, Any] = {}  # the method with its settings, if it puts a head of its own into the net; {}: not
     has_global: bool  # whether the server has a model; if not, only clients have
     batch_norm: Literal["aggregate", "local", "frozen"] = "aggregate"
     data: str  # the data set, as in settings.toml
@@ -102,12 +105,11 @@ def card_of(
     is_image = world.x.dtype == torch.uint8
     sample = tuple(world.x.shape[1:])
     shape = (sample[2], sample[0], sample[1]) if is_image else sample
-    own = isinstance(experiment.model, nn.Module)
-    kind = type(experiment.model)
+    own = own_net(experiment)
     return ModelCard(
-        net="" if isinstance(experiment.model, nn.Module) else model_text(experiment.model, shape),
-        module=f"{kind.__module__}.{kind.__qualname__}" if own else "",
-        head=experiment.head if own else "",
+        net="" if own or not isinstance(experiment.model, str) else model_text(experiment.model, shape),
+        module=own,
+        head=world.net.head_name,
         step=experiment.step,
         kind="image" if is_image else "table" if table is not None else "vector",
         shape=shape,
@@ -118,10 +120,19 @@ def card_of(
         clients=clients,
         population=world.population,
         method=experiment.method_name,
+        prepare=experiment.as_dict()["method"] if type(experiment.method).prepare is not Method.prepare else {},
         has_global=experiment.method.has_global,
         batch_norm=experiment.training.batch_norm,
         data=str(experiment.as_dict()["data"]),
     )
+
+
+def own_net(experiment: Experiment) -> str:
+    """What names a user's own net: its class, or its text form; "" if the net is one by name."""
+    if isinstance(experiment.model, str):
+        return experiment.model if split_text(experiment.model) is not None else ""
+    kind = type(experiment.model)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def card_of_assembled(experiment: Experiment, assembled: Assembled) -> ModelCard:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, build, checked, unknown
-from fedskew.core.training import Count, Natural, Rounds, Share, Training
+from fedskew.core.training import Count, Natural, NotNegative, Rounds, Share, Training
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
@@ -49,12 +49,14 @@ class Evaluation:
     clients: how many clients are evaluated on their own test samples, the same ones each time; 0: all.
     part: the samples to evaluate on: "validation" uses the validation samples in place of all test samples.
     diagnose: also compute `Result.diagnostics` at the end: how far features collapsed and client heads drifted apart.
+    metric: a figure of your own, a function in a file: "my.py:name" (see experiment/own_metric.py); "": none.
     """
 
     every: Count = 1
     clients: Natural = 0
     part: Literal["test", "validation"] = "test"
     diagnose: bool = False
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last round, by figures on validation data. The test set is never looked at.
+
+    patience: evaluations without a better value after which the run ends; 0: it never ends early.
+    figure: what has to improve: accuracy, balanced, f1, loss, ... (see evaluation/figures.py); "": accuracy, or
+        balanced accuracy if the validation samples are not balanced.
+    min_delta: by how much a value must be better than the best so far, in the unit that is printed: points of percent.
+    """
+
+    patience: Natural = 0
+    figure: str = ""
+    min_delta: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class Experiment:
     """All settings of an experiment. With the same settings, packages and machine, results are bit-identical.
 
@@ -92,6 +109,7 @@ class Experiment:
     holdout: test samples, validation samples and clients that never train (see `Holdout`).
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
+    stop: early stopping by validation data (see `Stop`).
     on_divergence: what to do with a run whose loss is not finite, or that falls back to chance (see
         federation/divergence.py): "stop" ends it there, "warn" goes on while updates are usable.
     step: "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference.
@@ -121,6 +139,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
     on_divergence: Literal["stop", "warn"] = "stop"
+    stop: Stop = field(default_factory=Stop)
     step: Literal["fast", "plain"] = "fast"
     public: str | DataSet = ""
 
@@ -148,7 +167,10 @@ class Experiment:
         return name_of(type(self.method))
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public`, on_divergence = "stop" and None are left out."""
+        """The settings as plain values, as in TOML.
+
+        An empty `public` or `stop`, on_divergence = "stop" and None are left out.
+        """
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
@@ -158,8 +180,12 @@ class Experiment:
         if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
             del plain["on_divergence"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        for name in TABLES:
+        if self.stop == Stop():
+            del plain["stop"]
+        for name in TABLES.keys() & plain.keys():
             plain[name] = dataclasses.asdict(plain[name])
+        if not self.evaluation.metric:
+            del plain["evaluation"]["metric"]
         return {key: _without_none(value) for key, value in plain.items()}
 
     def to_toml(self) -> str:
@@ -172,6 +198,7 @@ TABLES: dict[str, type[Any]] = {
     "holdout": Holdout,
     "evaluation": Evaluation,
     "trouble": Trouble,
+    "stop": Stop,
 }
 
 

@@ -45,6 +45,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diverged: str = ""  # why the run counts as diverged; it ended there, unless on_divergence is "warn". "": it did not
     confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
+    # how skewed the clients are (see skewness.py and data/split/skew.py); empty: not known, as between real sites
+    skew: dict[str, float | None] = {}
+    stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
     sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
     labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
     schema: int = SCHEMA
@@ -61,7 +64,7 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
     return Result(
         method=experiment.method_name,
         seed=experiment.seed,
-        rounds=last.number,
+        rounds=len(records),
         accuracy=headline(last.metrics, "accuracy"),
         headline=lead.key if lead is not None else "",
         metrics=last.metrics,

@@ -14,14 +14,18 @@ import msgspec
 from fedskew.core.method import MODEL
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.card import card_of_assembled
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
 from fedskew.experiment.given import method_text
 from fedskew.experiment.machine import pick_device, worker_count
+from fedskew.experiment.own_metric import load_metric
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.skewness import skew_figures
+from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.divergence import divergence
@@ -63,7 +67,9 @@ class BaseRun(ABC):
         self.diverged = next((r.diverged for r in self.records if r.diverged), "")
         result = directory.result()
         if self.start and (
-            self.start[0] >= self.rounds or (result is not None and result.diverged and result.rounds == self.start[0])
+            self.start[0] >= self.rounds
+            or self.stopped
+            or (result is not None and result.diverged and result.rounds == self.start[0])
         ):
             self.result = result
 
@@ -74,16 +80,27 @@ class BaseRun(ABC):
         what = f"{method_text(self.experiment.method)} on {name}, {self.rounds} rounds, seed {self.experiment.seed}"
         return f"<{type(self).__name__} of {what}: {done}{place}>"
 
+    @property
+    def stopped(self) -> str:
+        """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
+        return why_stop(self.records, self.experiment.stop)
+
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
         """Carry out the remaining rounds; yields a record of each."""
 
     def _carry_out(
-        self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
+        self,
+        federation: Federation,
+        lineup: Lineup,
+        cohort: Callable[[int], list[int]] | None = None,
+        validate: Callable[[int, Payload], float | None] | None = None,
+        own: Callable[[int, Payload], float | None] | None = None,
     ) -> Iterator[Record]:
         """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` and `own` are as in the
+        round loop.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         share = lineup.cohort_size / len(lineup.members)
@@ -99,6 +116,9 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
+                validate=validate,
+                own=own,
+                stop=lambda: bool(self.stopped),
             ):
                 record = self._judged(record)
                 self._keep(record)
@@ -145,6 +165,7 @@ class BaseRun(ABC):
             clients=federation.per_client(),
             diverged=self.diverged,
             confusion=federation.confusion(),
+            stopped=self.stopped,
             **self._closing(server),
         )
         if self.directory is not None:
@@ -194,6 +215,8 @@ class Run(BaseRun):
         self.trackers = trackers(track)
         folder = Path(data_dir) if data_dir else None
         self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
+        metric = experiment.evaluation.metric
+        self.own = load_metric(metric, self.assembled.world) if metric else None
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
@@ -224,15 +247,19 @@ class Run(BaseRun):
             evaluated=self.assembled.evaluated,
         )
         with self.simulation:
-            yield from self._carry_out(self.simulation, self.assembled)
+            validate = self._validate if self.experiment.stop.patience else None
+            yield from self._carry_out(self.simulation, self.assembled, validate=validate, own=self.own)
+
+    def _validate(self, round: int, broadcast: Payload) -> float | None:
+        return headline(self.simulation.validate(round, broadcast), self.experiment.stop.figure or None)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
-        names = {"sites": list(self.assembled.owners), "labels": list(self.assembled.labels)}
-        if not self.experiment.evaluation.diagnose:
-            return names
-        simulation = self.simulation
-        found = diagnose(simulation.world, server, simulation.store, self.assembled.members)
-        return {"diagnostics": found, **names}
+        found: dict[str, Any] = {"sites": list(self.assembled.owners), "labels": list(self.assembled.labels)}
+        found["skew"] = skew_figures(self.assembled)
+        if self.experiment.evaluation.diagnose:
+            simulation = self.simulation
+            found["diagnostics"] = diagnose(simulation.world, server, simulation.store, self.assembled.members)
+        return found
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:

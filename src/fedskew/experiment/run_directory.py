@@ -42,7 +42,7 @@ from fedskew.experiment.extension import check_settings
 from fedskew.experiment.result import Result
 from fedskew.federation.protocol import Record, merge_late
 from fedskew.federation.store import Damaged, Store, Version
-from fedskew.federation.wire import decode, decode_with_notes, digest, encode
+from fedskew.federation.wire import decode, decode_with_notes, encode
 
 KEPT_CHECKPOINTS = 2
 SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
@@ -110,42 +110,19 @@ def read_settings(path: Path) -> Experiment:
     return from_dict(read_toml(path / SETTINGS))
 
 
-def read_run(path: Path) -> SavedRun:
-    """The run in a folder. A last record that was written only in part is left out."""
-    experiment, result = read_settings(path), path / RESULT
+def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
+    """The run in a folder. A last record that was written only in part is left out.
+
+    experiment: that of the run, if it is known already; None reads it from the settings.
+    """
+    experiment, result = experiment or read_settings(path), path / RESULT
     try:
         records = _read_records(path / RECORDS)
-        return SavedRun(path, experiment, records, _read_result(result) if result.exists() else None)
+        return SavedRun(path, experiment, records, read_result(result) if result.exists() else None)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read: {error}.") from None
-
-
-def read_card(path: Path) -> ModelCard | None:
-    """What one must know to use the model of the run in a folder; None if an earlier version wrote the run."""
-    if not (path / CARD).exists():
-        return None
-    try:
-        return msgspec.json.decode((path / CARD).read_bytes(), type=ModelCard)
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path / CARD} cannot be read: {error}.") from None
-
-
-def read_model(path: Path) -> Payload:
-    """The global model of the finished run in a folder; UsageError if it is not the one that the run ended with."""
-    if not is_run(path):
-        raise UsageError(f"{path} holds no run: there is no {SETTINGS} in it.")
-    if not is_finished(path):
-        raise UsageError(f"the run in {path} is not finished: resume it with fedskew run --resume {path}.")
-    model = read_tensors(path / MODEL)
-    try:
-        expected = _read_result(path / RESULT).model_digest
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / RESULT} cannot be read: {error}.") from None
-    if digest(model) != expected:
-        raise UsageError(f"{path / MODEL} is not the model that the run ended with: its digest is another.")
-    return model
 
 
 def read_tensors(path: Path) -> Payload:
@@ -171,7 +148,8 @@ def _read_records(path: Path) -> list[Record]:
     return merge_late(msgspec.json.decode(line, type=Record) for line in complete)
 
 
-def _read_result(path: Path) -> Result:
+def read_result(path: Path) -> Result:
+    """The result in a file; OSError or ValueError if it cannot be read."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
@@ -345,7 +323,7 @@ class RunDirectory:
 
     def result(self) -> Result | None:
         """The result; None if the run is not finished."""
-        return _read_result(self.path / RESULT) if is_finished(self.path) else None
+        return read_result(self.path / RESULT) if is_finished(self.path) else None
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,20 +15,19 @@ from torch import Tensor, nn
 from fedskew.core.method import Method
 from fedskew.core.net import Net, outputs
 from fedskew.core.samples import pieces
-from fedskew.core.seeding import Purpose, one_thread
+from fedskew.core.seeding import one_thread
 from fedskew.core.settings import UsageError, unknown
 from fedskew.core.site import fill
-from fedskew.core.tensors import Payload
+from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet, as_images
 from fedskew.data.sources.inputs import read_inputs
-from fedskew.data.split.partition import Partition, Parts
 from fedskew.evaluation.scores import BATCH
-from fedskew.experiment.assemble import assemble, net_builder, world_of
+from fedskew.experiment.assemble import assemble, net_builder
 from fedskew.experiment.card import ModelCard, card_of_assembled
-from fedskew.experiment.config import Experiment
-from fedskew.experiment.run_directory import DEPLOYMENT, is_run, read_card, read_model, read_run, read_settings
-from fedskew.federation.simulate.jobs import decode_state
-from fedskew.federation.world import World
+from fedskew.experiment.given import method_from
+from fedskew.experiment.model_files import read_card, read_model
+from fedskew.experiment.personal import experiment_of, personal_model
+from fedskew.methods import REGISTRY
 from fedskew.models import wrap
 
 
@@ -58,10 +57,10 @@ class TrainedModel:
     """
 
     def __init__(
-        self, card: ModelCard, net: Net, *, client: int | None, batch_statistics: bool, own: nn.Module | None
+        self, card: ModelCard, net: Net, *, client: int | None, batch_statistics: bool, method: Method | None = None
     ) -> None:
         self.card, self.net, self.client, self.batch_statistics = card, net.eval(), client, batch_statistics
-        self._own = own  # the user's own net, as it was given; None: a net by name
+        self._method = method  # puts a head of its own into the net; None: it does not
 
     def predict(self, x: Any) -> Predictions:
         """The classes of samples.
@@ -73,11 +72,13 @@ class TrainedModel:
         """
         logits = self.logits(read_inputs(str(x), self.card.shape, self.card.table).x if _is_path(x) else x)
         numbers = logits.argmax(1)
+        labels = self.card.labels
+        labels += tuple(f"output {n}" for n in range(len(labels), logits.shape[1]))  # a user's net may have more
         return Predictions(
-            classes=[self.card.labels[n] for n in numbers.tolist()],
+            classes=[labels[n] for n in numbers.tolist()],
             numbers=numbers.numpy(),
             probabilities=logits.softmax(1).numpy(),
-            labels=self.card.labels,
+            labels=labels,
         )
 
     @torch.no_grad()
@@ -93,7 +94,7 @@ class TrainedModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights by name: those of the user's own net, or body.* and head.* of a net by name."""
-        return own_names(self.net.state_dict(), self.card.head if self.card.module else None)
+        return own_names(self.net.state_dict(), self.card.head)
 
     def module(self) -> nn.Module:
         """A plain torch module, without anything of fedskew's own, from raw samples to logits."""
@@ -101,12 +102,8 @@ class TrainedModel:
             raise UsageError(
                 "this model has no batch-norm statistics (training.batch_norm=local): take a client's with client=..."
             )
-        if self._own is not None:
-            net: nn.Module = copy.deepcopy(self._own)
-            net.load_state_dict(self.state_dict())
-        else:
-            net = net_builder(self.card.net, self.card.shape, len(self.card.labels), 0, fast=False)()
-            net.load_state_dict(self.net.state_dict())
+        net = copy.deepcopy(self.net) if self.card.module else _built(self.card, False, self._method)
+        net.load_state_dict(self.net.state_dict())
         return nn.Sequential(self.card.inputs(), net).eval().requires_grad_(False)
 
 
@@ -114,9 +111,9 @@ def _is_path(x: Any) -> bool:
     return isinstance(x, str | Path)
 
 
-def own_names(weights: dict[str, Tensor], head: str | None) -> dict[str, Tensor]:
-    """Weights of a `Net` made by `wrap` under the names of the user's net. `head`: see `wrap`; None: not such a net."""
-    if head is None:
+def own_names(weights: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Weights of a `Net` made by `wrap` under the names of the user's net. `head`: see `wrap`; "": not such a net."""
+    if not head:
         return dict(weights)
     parts = {name: name.partition(".") for name in weights}
     return {
@@ -154,7 +151,8 @@ def load(
     run: Path | str,
     *,
     client: int | str | None = None,
-    net: nn.Module | None = None,
+    net: nn.Module | str | None = None,
+    method: Method | None = None,
     data: DataSet | None = None,
     data_dir: Path | str | None = None,
 ) -> TrainedModel:
@@ -162,7 +160,9 @@ def load(
 
     run: the run's directory.
     client: the number or name of a client, for its own model; None: the global model.
-    net: the net, if it is one of your own; its weights are not used.
+    net: the net, if it is one of your own: a module, whose weights are not used, or its text form, "my.py:net". Code
+        that a run's directory names is not run without it.
+    method: the method, if it is one of your own and puts a head of its own into the net, or for a client's model.
     data: the data set, if it was not given by name; needed only where a client's model is trained further on its data.
     data_dir: where named data sets are; None is the default folder.
 
@@ -177,14 +177,9 @@ def load(
     (5, (5, 10))
     """
     path, folder = Path(run), Path(data_dir) if data_dir else None
-    card = read_card(path) or _card_of_old_run(path, net, data, folder)
-    if card.module and net is None:
-        raise UsageError(
-            f"the net of {path} is a class of your own, {card.module}: load the run in Python with "
-            f"fedskew.load({str(path)!r}, net={card.module.rpartition('.')[2]}(...))."
-        )
-    if net is not None and not card.module:
-        raise UsageError(f"the net of {path} is {card.net}: leave out net=.")
+    card = read_card(path) or _card_of_old_run(path, net, method, data, folder)
+    check_net(path, card, net)
+    changes = _head_method(path, card, method)
     if client is None:
         if not card.has_global:
             names = ", ".join(card.clients) or f"0 to {card.population - 1}"
@@ -193,20 +188,55 @@ def load(
     else:
         read_model(path)  # raises unless the run is finished
         number = client_number(card, client)
-        experiment = _experiment(path, card, net, data)
-        model, lacks = _personal(path, card, experiment, number, folder)
-    built = wrap(net, card.head) if net is not None else _built(card)
+        experiment = experiment_of(path, net=net, head=card.head, method=method, data=data)
+        model, lacks = personal_model(path, card, experiment, number, folder)
+    built = _built(card, card.step == "fast", changes, net)
     try:
         fill(built, model)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the weights in {path} do not fit its net {card.net or card.module}: {error}.") from None
     return TrainedModel(
-        card, built, client=None if client is None else number, batch_statistics=lacks and _has_norms(built), own=net
+        card,
+        built,
+        client=None if client is None else number,
+        batch_statistics=lacks and _has_norms(built),
+        method=changes,
     )
 
 
-def _built(card: ModelCard) -> Net:
-    return net_builder(card.net, card.shape, len(card.labels), 0, card.step == "fast")()
+def check_net(path: Path, card: ModelCard, net: nn.Module | str | None) -> None:
+    """Raise UsageError unless `net` is given if and only if the net of a run is the user's own."""
+    if card.module and net is None:
+        text = card.module if split_text(card.module) else "FILE.py:NAME"
+        raise UsageError(
+            f"the net of {path} is your own, {card.module}: give it with --net {text}, "
+            f"or in Python with fedskew.load({str(path)!r}, net=...)."
+        )
+    if net is not None and not card.module:
+        raise UsageError(f"the net of {path} is {card.net}, not one of your own: leave out the net.")
+    if split_text(card.net) is not None or (isinstance(net, str) and split_text(net) is None):
+        raise UsageError(f"net {net or card.net} is invalid: expected FILE.py:NAME.")
+
+
+def _head_method(path: Path, card: ModelCard, given: Method | None) -> Method | None:
+    """The method of a run that puts a head of its own into the net; None if it does not."""
+    if not card.prepare:
+        return None
+    name = str(card.prepare.get("name"))
+    if given is None and name not in REGISTRY:
+        raise UsageError(
+            f"the net of {path} has a head of your own method {name}: load it in Python with "
+            f"fedskew.load({str(path)!r}, method=...)."
+        )
+    return given or method_from(card.prepare)
+
+
+def _built(card: ModelCard, fast: bool, method: Method | None, own: nn.Module | str | None = None) -> Net:
+    if isinstance(own, nn.Module):
+        net = wrap(own, card.head)
+    else:
+        net = net_builder(own or card.net, card.shape, len(card.labels), 0, fast, card.head)()
+    return net if method is None else cast(Net, method.prepare(net, torch.Generator()))
 
 
 def _has_norms(net: nn.Module) -> bool:
@@ -225,57 +255,14 @@ def client_number(card: ModelCard, client: int | str) -> int:
     raise UsageError(f"client {text} is invalid: expected a number from 0 to {card.population - 1}.")
 
 
-def _experiment(path: Path, card: ModelCard, net: nn.Module | None, data: DataSet | None) -> Experiment:
-    experiment = read_settings(path)
-    if net is not None:
-        experiment = replace(experiment, model=net, head=card.head)
-    return experiment if data is None else replace(experiment, data=data)
-
-
-def _card_of_old_run(path: Path, net: nn.Module | None, data: DataSet | None, folder: Path | None) -> ModelCard:
-    if not is_run(path):
-        read_settings(path)  # says what is missing
+def _card_of_old_run(
+    path: Path, net: nn.Module | str | None, method: Method | None, data: DataSet | None, folder: Path | None
+) -> ModelCard:
+    experiment = experiment_of(path, net=net, head="", method=method, data=data)
     try:
-        experiment = read_settings(path)
-        experiment = experiment if data is None else replace(experiment, data=data)
-        experiment = experiment if net is None else replace(experiment, model=net)
         return card_of_assembled(experiment, assemble(experiment, data_dir=folder))
     except UsageError as error:
         raise UsageError(
             f"{path} was written by an earlier version and has no model.json, which says how to use its model; "
             f"it cannot be made from the data, either: {error}"
         ) from None
-
-
-def _personal(
-    path: Path, card: ModelCard, experiment: Experiment, client: int, folder: Path | None
-) -> tuple[Payload, bool]:
-    """(model of one client as the last evaluation had it, whether it lacks batch-norm statistics)."""
-    if (path / DEPLOYMENT).exists():
-        raise UsageError(f"{path} is a run between sites: a site's own model stays with the site.")
-    saved = read_run(path)
-    method = experiment.method
-    if type(method).personalise is Method.personalise:
-        world = _empty_world(card, experiment)
-    else:  # it may train further on the client's data
-        try:
-            world = assemble(experiment, data_dir=folder).world
-        except UsageError as error:
-            raise UsageError(f"the model of client {client} needs the data of the run: {error}") from None
-    try:
-        state = decode_state(saved.store().get(client))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the state of client {client} in {path} cannot be read: {error}.") from None
-    with one_thread():
-        site = world.site(client, saved.records[-1].round, "evaluate", Purpose.EVALUATE)
-        model = method.personalise(site, method.broadcast(saved.server()), state)
-    return model, card.batch_norm == "local" and "buffers" not in state
-
-
-def _empty_world(card: ModelCard, experiment: Experiment) -> World:
-    """The world of a run without its data."""
-    nothing = np.empty(0, np.int64)
-    x = card.inputs()(card.example(1)).numpy()[:0] if card.table is not None else card.example(0).numpy()
-    data = DataSet(card.data, x, nothing, x, nothing, len(card.labels), mean=card.mean, std=card.std)
-    parts = [Parts(nothing, nothing, nothing)] * card.population
-    return world_of(experiment, data, Partition((nothing,) * card.population, nothing), parts, "cpu")

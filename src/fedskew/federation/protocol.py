@@ -88,9 +88,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, float | None]
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
-    diverged: str = (
-        ""  # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
-    )
+    # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
+    diverged: str = ""
+    validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
@@ -102,7 +102,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        left_out = {"server"} | {key for key in ("before", "diverged") if not plain[key]}
+        left_out = {"server"} | {key for key in ("before", "diverged", "validation") if plain[key] in (None, "")}
         return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 

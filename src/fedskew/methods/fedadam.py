@@ -36,7 +36,7 @@ class FedAdam(Method):
     server_lr: Positive = setting(
         0.03,
         help="Size of the server's step in each entry.",
-        source="LRSOURCE",
+        source="chosen on validation data (results/server-optimisers); the paper tunes it per task",
         search=(0.003, 0.3),
     )
     beta1: Share = setting(0.9, help="Momentum of the server; 0: none.", source="the paper")

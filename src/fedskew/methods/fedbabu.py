@@ -4,11 +4,11 @@ Oh, Kim, Yun. ICLR 2022. arXiv:2106.06042
 
 Algorithm 1, client: SGD on the body; the head keeps its random initial values, the same at all clients
 Algorithm 1, server: body = mean of the cohort's bodies, by samples
-The authors' code has a uniform mean, over clients of equal size.
 Section 5: a client personalises the received model by fine-tuning it on its own data
 The global model is (body, initial head), the one that FedCRC's table reports.
 Departure: every site makes the head from the seed, so it is never sent.
 Departure: fine-tuning uses the learning rate of the round.
+Reading: the mean is by samples; in the authors' experiments all clients have equally many, and their code is uniform.
 """
 
 from collections.abc import Iterable
@@ -37,6 +37,7 @@ class FedBABU(Method):
     )
     terms_off = None  # the head never trains
     personal = ("head.",)
+    weak_where = {"everywhere": "the global model's head is never trained; the personal models are what it is for."}
 
     weighting: Literal["samples", "uniform"] = setting(
         "samples",

@@ -9,8 +9,9 @@ Algorithm 1, for the cohort S of N clients; drift h_i and gradients g_i, g start
 The server computes the mean of the h_i over all N, clients outside the cohort included, from the y_i alone.
 w_i is 1 in the paper (`weighting=uniform`), whose optimum is that of sum_i f_i. In the authors' code and here it is the
 client's number of samples over the mean client's, which makes it the optimum over all samples, sum_i n_i f_i.
-Departure: the mean number of samples is that of all updates so far; in the first round w_i is 1. Where w_i has changed,
-a client sends w_i+ g_i+ - w_i g_i.
+Departure: the mean number of samples is that of all updates so far; in the first round w_i is 1.
+Departure: w_i is at least lr alpha, so that a step along the pull never overshoots. Where w_i has changed, a client
+sends w_i+ g_i+ - w_i g_i.
 Departure: under momentum, K is the number of plain steps that would have moved as far.
 Departure: K and lr are the client's and the round's (the authors' code: of the mean client and the first round).
 Buffers (batch-norm statistics) have no gradient, hence no correction: uniform mean.
@@ -30,6 +31,8 @@ from fedskew.core.training import Positive
 from fedskew.methods._shared.control_variates import (
     PLAIN_SGD,
     SAMPLES,
+    WEIGHTING,
+    WEIGHTING_SOURCE,
     Counted,
     Weighting,
     effective_steps,
@@ -62,29 +65,26 @@ class FedDC(Method):
         search=(0.001, 0.3),
     )
 
-    weighting: Weighting = setting(
-        "samples",
-        help="Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike.",
-        source="the authors' code; uniform is the paper's Algorithm 1",
-    )
+    weighting: Weighting = setting("samples", help=WEIGHTING, source=WEIGHTING_SOURCE)
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
         zeros = server["parameters"].zeros()
-        samples = {SAMPLES: no_samples()} if self.weighting == "samples" else {}
-        return server | {"gradient": zeros, "drift": zeros} | samples  # g, and the mean of h_i over all N
+        return (
+            server | {"gradient": zeros, "drift": zeros} | no_samples(self.weighting)
+        )  # g, and the mean of h_i over all N
 
     def broadcast(self, server: Payload) -> Payload:
         sent = {group: server[group] for group in ("gradient", SAMPLES) if group in server}
         return super().broadcast(server) | sent
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
-        w_i = relative_size(site, broadcast)
+        w_i = relative_size(site, broadcast, self.alpha)
         near = tethered(site.loss, broadcast["parameters"] - state["drift"], self.alpha / w_i)
         return tilted(near, broadcast["gradient"] / w_i - state["gradient"])
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
-        x, g, w_i = broadcast["parameters"], broadcast["gradient"], relative_size(site, broadcast)
+        x, g, w_i = broadcast["parameters"], broadcast["gradient"], relative_size(site, broadcast, self.alpha)
         state = {"drift": x.zeros(), "gradient": g.zeros()} | state
         h_i, g_i = state["drift"], state["gradient"]
         site.load(broadcast, state)

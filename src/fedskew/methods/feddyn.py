@@ -8,6 +8,7 @@ Algorithm 1, for the cohort S of N clients; g_i and h start at 0:
 w_i is 1 in the paper (`weighting=uniform`), whose optimum is that of sum_i f_i. In the authors' code and here it is the
 client's number of samples over the mean client's, which makes it the optimum over all samples, sum_i n_i f_i.
 Departure: the mean number of samples is that of all updates so far; in the first round w_i is 1.
+Departure: w_i is at least lr alpha, so that a step along the pull never overshoots.
 Departure: x itself is evaluated (the authors' code evaluates the mean of the clients' models).
 Buffers (batch-norm statistics) have no gradient, hence no correction: uniform mean.
 """
@@ -23,6 +24,8 @@ from fedskew.core.training import Positive
 from fedskew.methods._shared.control_variates import (
     PLAIN_SGD,
     SAMPLES,
+    WEIGHTING,
+    WEIGHTING_SOURCE,
     Counted,
     Weighting,
     more_samples,
@@ -53,22 +56,17 @@ class FedDyn(Method):
         search=(0.001, 0.3),
     )
 
-    weighting: Weighting = setting(
-        "samples",
-        help="Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike.",
-        source="the authors' code; uniform is the paper's Algorithm 1",
-    )
+    weighting: Weighting = setting("samples", help=WEIGHTING, source=WEIGHTING_SOURCE)
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
-        samples = {SAMPLES: no_samples()} if self.weighting == "samples" else {}
-        return server | {"h": server["parameters"].zeros()} | samples
+        return server | {"h": server["parameters"].zeros()} | no_samples(self.weighting)
 
     def broadcast(self, server: Payload) -> Payload:
         return super().broadcast(server) | {group: server[group] for group in (SAMPLES,) if group in server}
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
-        w_i = relative_size(site, broadcast)
+        w_i = relative_size(site, broadcast, self.alpha)
         return tilted(tethered(site.loss, broadcast["parameters"], self.alpha / w_i), state["gradient"] * (-1 / w_i))
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:

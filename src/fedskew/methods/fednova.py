@@ -39,6 +39,7 @@ class FedNova(Method):
     )
     terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
     meant = (Meant("SGD, with or without momentum", "the number of steps is not counted for Adam", is_sgd),)
+    weak_where = {"dirichlet": "an update is divided by its steps, so clients with few samples count far too much."}
 
     mu: NotNegative = setting(
         0.0, help="Weight of |w - x|^2 / 2 in each client's loss; 0: no proximal term.", source="the authors' code"

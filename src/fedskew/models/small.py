@@ -29,6 +29,11 @@ class MlpOptions:
 
 
 @dataclass(frozen=True)
+class LinearOptions:
+    """It has none."""
+
+
+@dataclass(frozen=True)
 class CnnOptions:
     """channels: of the convolutions; hidden: widths of the dense layers; padding: keep the size in convolutions."""
 
@@ -71,6 +76,11 @@ def mlp(shape: Shape, classes: int, options: MlpOptions, layers: Layers) -> Net:
         raise UsageError(f"mlp is invalid for shape {shape}: expected one or more positive sizes.")
     sizes = (prod(shape), *widths(options.hidden))
     return _net(nn.Sequential(nn.Flatten(), *dense(sizes)), sizes[-1], classes)
+
+
+def linear(shape: Shape, classes: int, options: LinearOptions, layers: Layers) -> Net:
+    """One linear layer: logistic regression on the inputs, or a head on frozen features."""
+    return mlp(shape, classes, MlpOptions(hidden=""), layers)
 
 
 def cnn(shape: Shape, classes: int, options: CnnOptions, layers: Layers) -> Net:

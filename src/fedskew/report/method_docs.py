@@ -47,6 +47,7 @@ class MethodEntry:
     has_global: bool
     has_personal: bool
     public: bool
+    weak_where: dict[str, str]  # see Method.weak_where
     meant: list[str]  # conditions on runs that it was made for, each one sentence
 
     @property
@@ -78,6 +79,7 @@ def entry(name: str) -> MethodEntry:
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
         public=kind.public,
+        weak_where=dict(kind.weak_where),
         meant=[f"Meant for {each.words}: {each.why}." for each in kind.meant],
     )
 
@@ -138,7 +140,12 @@ def details(one: MethodEntry) -> list[str]:
         lines += [f"    default: {setting.source}"] if setting.source else []
     for group, size in one.keeps.items():
         lines.append(f"A client keeps {group}: {numbers(size).lstrip('+')} bytes.")
-    return lines
+    return lines + weaknesses(one)
+
+
+def weaknesses(one: MethodEntry) -> list[str]:
+    """Where the method is known to end below FedAvg, and why; a line each."""
+    return [f"Known to end below FedAvg ({where}): {why}" for where, why in one.weak_where.items()]
 
 
 def page() -> str:
@@ -159,6 +166,7 @@ def page() -> str:
     for one in entries:
         lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
         lines += [one.summary, *one.meant, "", "```", one.text, "```"]
+        lines += [line for weakness in weaknesses(one) for line in ("", weakness)]
         if one.settings:
             lines += ["", "|setting|default|meaning|source of default|", "|---|---|---|---|"]
         for name, setting in one.settings.items():

@@ -15,6 +15,8 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 
 Weighting = Literal["samples", "uniform"]
+WEIGHTING = "Objective: samples, the mean loss over all samples; uniform, the mean over clients, each counting alike."
+WEIGHTING_SOURCE = "the authors' code; uniform is the paper's Algorithm 1"
 SAMPLES = "samples"  # group of the server's payload: samples and number of the updates so far, to know their mean
 
 
@@ -85,9 +87,11 @@ class Counted:
             yield update
 
 
-def no_samples() -> Tensors:
-    """The group SAMPLES before the first round."""
-    return Tensors({name: torch.zeros((), dtype=torch.float64) for name in ("total", "updates")})
+def no_samples(weighting: Weighting) -> Payload:
+    """The group SAMPLES before the first round; empty with uniform weighting."""
+    if weighting == "uniform":
+        return {}
+    return {SAMPLES: Tensors({name: torch.zeros((), dtype=torch.float64) for name in ("total", "updates")})}
 
 
 def more_samples(server: Payload, cohort: Counted) -> Payload:
@@ -98,12 +102,13 @@ def more_samples(server: Payload, cohort: Counted) -> Payload:
     return {SAMPLES: Tensors({name: server[SAMPLES][name] + value for name, value in new.items()})}
 
 
-def relative_size(site: Site, broadcast: Payload) -> float:
+def relative_size(site: Site, broadcast: Payload, alpha: float) -> float:
     """w_i: this client's number of samples over the mean of all updates so far.
 
-    1 with uniform weighting, in the first round, where no mean is known, and for a client without samples.
+    1 with uniform weighting, in the first round, where no mean is known, and for a client without samples. At least
+    lr alpha, so that a step of SGD along the pull alpha / w_i does not overshoot, however few samples a client has.
     """
     known = broadcast.get(SAMPLES)
     if known is None or not known["updates"] or not len(site.data):
         return 1.0
-    return len(site.data) * float(known["updates"]) / float(known["total"])
+    return max(len(site.data) * float(known["updates"]) / float(known["total"]), site.training.lr * alpha)

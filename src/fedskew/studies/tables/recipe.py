@@ -34,7 +34,7 @@ from typing import Any, Literal, get_args
 
 from fedskew.core.settings import UsageError, build, choose, parse, unknown
 from fedskew.core.training import Count, Positive
-from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, Better
+from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, MEASURED, Better
 from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
 from fedskew.methods._find import find_method
 
@@ -43,7 +43,7 @@ NOT_SETTINGS = ("paper", "options", "mean_over")  # what a row has beside settin
 Scale = Literal["paper", "reduced"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Tree = dict[str, Any]
-TABULATED = ACCURACIES | COMPUTED | DIAGNOSTICS  # the figures a table can have
+TABULATED = ACCURACIES | MEASURED | COMPUTED | DIAGNOSTICS  # the figures a table can have
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,10 @@ class Recipe:
     def figure_of(self, column: str) -> str:
         """The key of the figure that a column shows."""
         return self.parsed_columns[column].figure or self.figure
+
+    def is_published(self, column: str) -> bool:
+        """Whether a column is a method as its paper has it, not with a preset of ours."""
+        return getattr(method_of(self.parsed_columns[column].method), "preset", "paper") == "paper"
 
     def paper(self, row: str, column: str) -> float | None:
         """The published value of a cell; None if the paper has none."""
