@@ -75,6 +75,7 @@ class Deployment:
             base=self.base.get(client, -1),
             keep=self.keep,
             evaluate_round=self.pending if evaluate else -1,
+            counts=True,
         )
 
     def _add_score(self, reply: SiteReply) -> None:

@@ -6,14 +6,18 @@ Three tables are counted, and kept sparse (only what is not 0), so a client's ar
     histogram     by class, bin of the class's score, and whether the sample is of that class (one versus rest)
     calibration   by bin of the predicted class's probability: samples, correct ones, and their probabilities' sum
 
-A score is the logit of a class's probability, log(p / (1 - p)), in bins of width 1/32 from -17 to 17; beyond that the
-last bin. So the areas under curves treat samples as tied whose odds differ by less than about 3 %. The area under the
-ROC curve is off by at most half the share of pairs (one sample of the class, one of the others) that fall into one bin:
-`Counts.auroc_error`. Samples with equal scores count half, so a model that gives all samples the same score has 0.5.
+A score is the logit of a class's probability, s = log(p / (1 - p)). Its bins have width 1/64 in 4 asinh(s / 4), which
+is s itself near 0 and grows slower further out: two samples share a bin if their odds differ by less than 2 % where p
+is about 1/2, by less than 7 % where p is 1e-7. Scores from -100 to 17 have bins; float32 cannot tell larger ones apart.
+
+Samples of one bin count as tied, so a model that gives all samples the same score has an area under the ROC curve of
+0.5. By how much an area may be off because of this is known: `auroc_error` is half the share of pairs (one sample of
+the class, one of the others) that fall into one bin, `auprc_error` the largest change of precision within bins.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,8 +32,11 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Sparse = tuple[IntArray, IntArray]  # places in a table, in order, and the count at each
 
-PER_UNIT, LIMIT = 32, 17  # bins per unit of the logit; probabilities in float32 end at a logit of about 17
-BINS = 2 * LIMIT * PER_UNIT
+LOW, HIGH = -100.0, 17.0  # logits beyond these share a bin
+BEND = 4.0  # the logit from which on bins become wider
+PER_UNIT = 64  # bins per unit near 0
+FIRST = math.floor(PER_UNIT * BEND * math.asinh(LOW / BEND))
+BINS = math.floor(PER_UNIT * BEND * math.asinh(HIGH / BEND)) - FIRST + 1
 LEVELS = 15  # bins of the predicted class's probability
 ONE = 1 << 24  # a probability of 1: probabilities are added as whole numbers, so that the order does not matter
 
@@ -82,9 +89,14 @@ class Counts:
         return cls(classes, _sparse(cells), _sparse(scores), calibration)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Counts) and self.as_lists() == other.as_lists()
+        return isinstance(other, Counts) and all(map(np.array_equal, self.arrays, other.arrays))
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def arrays(self) -> tuple[IntArray, ...]:
+        """The five arrays that the counts consist of."""
+        return (*self.cells, *self.scores, self.calibration)
 
     @property
     def samples(self) -> int:
@@ -118,58 +130,30 @@ class Counts:
         """By how much `auroc` may be off because samples are compared by bins, at most."""
         return over_classes(self.areas[2])
 
+    @property
+    def auprc_error(self) -> float | None:
+        """By how much `auprc` may be off because samples are compared by bins, at most."""
+        return over_classes(self.areas[3])
+
     @cached_property
-    def areas(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def areas(self) -> tuple[FloatArray, ...]:
         """See `areas`."""
         return areas(self.scores, self.classes)
-
-    def as_lists(self) -> list[list[int]]:
-        """The counts as plain numbers, to send. `from_lists` is the inverse."""
-        return [a.tolist() for a in (*self.cells, *self.scores, self.calibration.ravel())]
-
-    @classmethod
-    def from_lists(cls, lists: list[list[int]], classes: int) -> Counts:
-        """The counts in `lists`; ValueError if they cannot be counts of predictions with this number of classes."""
-        if len(lists) != 5 or len(lists[4]) != 3 * LEVELS:
-            raise ValueError("five lists are expected")
-        try:
-            a, b, c, d, e = (np.array(one, np.int64) for one in lists)
-        except (OverflowError, TypeError):
-            raise ValueError("counts must be whole numbers below 2 ** 63") from None
-        made = cls(classes, _checked(a, b, classes**2), _checked(c, d, 2 * BINS * classes), e.reshape(3, LEVELS))
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        """Raise ValueError unless the tables are of the same samples."""
-        confusion, n = self.confusion, self.samples
-        at, count = self.scores
-        group = (at >> 1) // BINS * 2 + (at & 1)
-        table = np.bincount(group, count, 2 * self.classes).reshape(self.classes, 2)
-        levels, correct, chance = self.calibration
-        fits = [
-            n < 1 << 40,
-            (table[:, 1] == confusion.sum(axis=1)).all() and (table.sum(axis=1) == n).all(),
-            levels.sum() == n and correct.sum() == confusion.trace(),
-            ((correct >= 0) & (correct <= levels)).all() and ((chance >= 0) & (chance <= levels * ONE)).all(),
-        ]
-        if not all(fits):
-            raise ValueError("the counts contradict each other")
 
 
 def score_places(made: Predictions) -> IntArray:
     """The place of each score in the table of scores, see `Counts.scores`. NaN goes to the first bin. # [n, classes]"""
     log_p, y, _ = made
     logit = log_p - torch.log1p(-log_p.exp())
-    logit.nan_to_num_(nan=-LIMIT, posinf=LIMIT, neginf=-LIMIT).clamp_(-LIMIT, LIMIT - 1 / PER_UNIT)
-    bins = logit.add_(LIMIT).mul_(PER_UNIT).int().numpy().astype(np.int64)
-    places: IntArray = 2 * (bins + np.arange(log_p.shape[1]) * BINS)
+    logit.nan_to_num_(nan=LOW, posinf=HIGH, neginf=LOW).clamp_(LOW, HIGH)
+    bins = logit.div_(BEND).asinh_().mul_(BEND * PER_UNIT).floor_().int().numpy().astype(np.int64)
+    places: IntArray = 2 * ((bins - FIRST).clip(0, BINS - 1) + np.arange(log_p.shape[1]) * BINS)
     places[np.arange(len(y)), y.numpy()] += 1
     return places
 
 
-def areas(scores: Sparse, groups: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """By group: area under the ROC curve, average precision, and the first one's possible error.
+def areas(scores: Sparse, groups: int) -> tuple[FloatArray, ...]:
+    """By group: area under the ROC curve, average precision, and by how much each of these may be off.
 
     A group is a class, or a class of one of several clients; its number stands where `Counts.scores` has the class.
     NaN for a group without samples of the class, or without others.
@@ -177,7 +161,7 @@ def areas(scores: Sparse, groups: int) -> tuple[FloatArray, FloatArray, FloatArr
     at, n = scores
     if not len(at):
         nothing = np.full(groups, np.nan)
-        return nothing, nothing, nothing
+        return (nothing,) * 4
     key = at >> 1
     first = np.flatnonzero(np.diff(key, prepend=-1))  # the first entry of each bin
     positive = n * (at & 1)
@@ -192,8 +176,12 @@ def areas(scores: Sparse, groups: int) -> tuple[FloatArray, FloatArray, FloatArr
         pairs = np.where((owned > 0) & (others > 0), owned * others, np.nan)
         roc = np.bincount(group, own * (rest_below + rest / 2), groups) / pairs
         error = np.bincount(group, own * rest / 2, groups) / pairs
-        precision = np.bincount(group, own * (own_above / (own_above + rest_above)), groups)
-        return roc, precision / owned + 0 * pairs, error
+        # a bin's precision; had it no ties, at worst its first sample of the class came last, at best all came first
+        precision, before = own_above / (own_above + rest_above), own_above - own
+        worst, best = (before + 1) / (before + 1 + rest_above), own_above / (own_above + rest_above - rest)
+        slack = np.where(own > 0, np.maximum(precision - worst, best - precision), 0)
+        by_group = [np.bincount(group, own * w, groups) / owned + 0 * pairs for w in (precision, slack)]
+        return roc, by_group[0], error, by_group[1]
 
 
 def part_aurocs(made: Predictions, sizes: Sequence[int]) -> list[float | None]:
@@ -216,11 +204,3 @@ def over_classes(values: FloatArray) -> float | None:
 def _sparse(table: npt.NDArray[Any]) -> Sparse:
     at = np.flatnonzero(table)
     return at, table[at]
-
-
-def _checked(at: IntArray, n: IntArray, size: int) -> Sparse:
-    if at.shape != n.shape or (n <= 0).any() or (n >= 1 << 40).any() or (np.diff(at, prepend=-1) <= 0).any():
-        raise ValueError("places must be in order, each with a positive count")
-    if len(at) and at[-1] >= size:
-        raise ValueError("a place is outside its table")
-    return at, n

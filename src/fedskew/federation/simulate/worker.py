@@ -139,7 +139,7 @@ def plain_score(score: Score) -> dict[str, Any]:
     if isinstance(made, Predictions):
         arrays = [tensor.numpy().tobytes() for tensor in made]
     else:
-        arrays = [] if made is None else [array.tobytes() for array in (*made.cells, *made.scores, made.calibration)]
+        arrays = [] if made is None else [array.tobytes() for array in made.arrays]
     return {"correct": score.correct, "total": score.total, "loss": score.loss, "made": arrays}
 
 
