@@ -19,7 +19,7 @@ from fedskew.evaluation.figures import leading_figure
 if TYPE_CHECKING:
     from fedskew.federation.protocol import Record
 
-PAGE = 160  # columns if the output is not a terminal
+PAGE = 240  # columns if the output is not a terminal: wide enough that tables need not be folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
@@ -68,11 +68,11 @@ def disk_full(error: OSError) -> str:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table for the screen. Columns of numbers are aligned right."""
+    """A table for the screen. Columns of numbers are aligned right. Text that is too wide is folded, never cut."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for i, column in enumerate(columns):
         is_text = any(isinstance(row[i], str) and not row[i][:1].isdigit() for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(str, row))
     return table

@@ -23,6 +23,7 @@ from fedskew.cli.options import (
     Target,
     Track,
     Workers,
+    comparison_out,
     given_settings,
     read_experiment,
     run_options,
@@ -45,7 +46,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def compare_command(
     methods: Methods,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Seeds, e.g. 0,1,2.")] = "0",
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds, e.g. 0,1,2 or 0-4.")] = "0",
     data: Data = None,
     split: Split = None,
     model: Model = None,
@@ -53,7 +54,10 @@ def compare_command(
     clients_per_round: ClientsPerRound = None,
     set_: Set = None,
     config: Config = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs and the table.")] = Path("runs/compare"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the runs and the table; default: one of this comparison's own."),
+    ] = None,
     workers: Workers = None,
     engine: Engine = "processes",
     device: Device = "auto",
@@ -67,11 +71,14 @@ def compare_command(
     METHOD is a method's name with optional settings: fedavg, fedprox:mu=0.1.
     """
     from fedskew.cli.comparison import show_comparison
+    from fedskew.studies.compare import distinct
 
     settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
-    show_comparison(experiment, methods, seed_list(seeds), out, target, as_json, options)
+    chosen, given_seeds = distinct(methods), seed_list(seeds)
+    folder = out or comparison_out(experiment, chosen, given_seeds)
+    show_comparison(experiment, chosen, given_seeds, folder, target, as_json, options)
 
 
 def table_command(
@@ -84,7 +91,7 @@ def table_command(
         str, typer.Option(metavar="SCALE", help="paper (as published) or reduced (for two CPU cores).")
     ] = "reduced",
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Seeds, e.g. 0,1,2; default: the recipe's.")
+        str | None, typer.Option(metavar="SEEDS", help="Seeds, e.g. 0,1,2 or 0-4; default: the recipe's.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default runs/tables/<name>.")
@@ -127,7 +134,7 @@ def table_command(
 def tune_command(
     methods: Methods,
     budget: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of each method.")] = 20,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Seeds; a trial's accuracy is their mean.")] = "0",
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds; a trial's accuracy is their mean.")] = "0",
     data: Data = None,
     split: Split = None,
     model: Model = None,
