@@ -90,9 +90,9 @@ def test_clients_per_round_reaches_the_run(fedskew: Any, tmp_path: Path) -> None
 
 
 def test_rounds_and_bytes_to_a_target_are_reported(fedskew: Any) -> None:
-    done = fedskew("run", "--json", "--target", "0.01", *FEW).json()
+    done = fedskew("run", "--json", "--target", "2", *FEW).json()
     assert done["to_target"]["rounds"] == 1
-    assert "not reached" in fedskew("run", "--target", "0.999", *FEW).out
+    assert "not reached" in fedskew("run", "--target", "99.9", *FEW).out
 
 
 def test_a_run_names_faults_and_continues(fedskew: Any) -> None:
@@ -217,7 +217,7 @@ def test_without_a_command_the_commands_are_listed(fedskew: Any) -> None:
 
 def test_compare_prints_one_table_and_can_be_resumed(fedskew: Any, tmp_path: Path) -> None:
     words = ["compare", "fedavg", "fedper", "--rounds", "2", "--seeds", "0,1", "--workers", "1", "--out", "table"]
-    done = fedskew(*words, "--target", "0.05")
+    done = fedskew(*words, "--target", "5")
     assert done.code == 0, done.err
     for word in ("fedavg seed 1 round 2/2", "rounds to target", "±", "fedper"):
         assert word in done.out

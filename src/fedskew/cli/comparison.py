@@ -42,7 +42,10 @@ def show_comparison(
     options: dict[str, Any],
     goal: str | None = None,
 ) -> None:
-    """Run the comparison (see `run_methods`), write its files to `out`, and print the table or the JSON object."""
+    """Run the comparison (see `run_methods`), write its files to `out`, and print the table or the JSON object.
+
+    `goal` is the figure that counts (None: the leading one), `target` the value of it to report rounds and bytes to.
+    """
     screen = make_screen(as_json)
     total = base.rounds * len(methods) * len(seeds)
     with resumable("the same command"), metered(screen, total) as meter:

@@ -60,7 +60,15 @@ Engine = Annotated[
 ]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps.")]
 Target = Annotated[
-    float | None, typer.Option(metavar="ACCURACY", help="Report rounds and bytes to this accuracy, e.g. 0.8.")
+    float | None, typer.Option(metavar="PERCENT", help="Report rounds and bytes until the goal reaches this, e.g. 80.")
+]
+Goal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIGURE",
+        help="The figure that counts: accuracy, balanced, f1, auroc, auprc, ece, loss, personal, worst, ...; "
+        "default: accuracy, or balanced accuracy if the test set is not balanced.",
+    ),
 ]
 
 MOST_SEEDS = 1000  # in one range of --seeds
@@ -124,6 +132,20 @@ def plain_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def stop_rule(text: str | None) -> dict[str, str]:
+    """`patience=10,figure=f1` gives the settings of the table `stop`; None gives none."""
+    if text is None:
+        return {}
+    from fedskew.core.settings import parse
+
+    (_, options), *more = parse(f"stop:{text}", "--stop")
+    if more or "patience" not in options:
+        raise UsageError(
+            f"--stop {text} is invalid: expected patience=10, with figure=... and min_delta=... if wanted."
+        )
+    return options
 
 
 def seed_list(text: str) -> list[int]:

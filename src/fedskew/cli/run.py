@@ -18,6 +18,7 @@ from fedskew.cli.options import (
     DataDir,
     Device,
     Engine,
+    Goal,
     Json,
     MethodName,
     Model,
@@ -36,6 +37,7 @@ from fedskew.cli.options import (
     given_settings,
     read_experiment,
     run_options,
+    stop_rule,
 )
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
@@ -46,7 +48,10 @@ from fedskew.evaluation.figures import (
     OVER_CLIENTS,
     Figure,
     bytes_text,
+    check_goal,
+    leading_figure,
     percent,
+    target_value,
     to_target,
 )
 
@@ -95,9 +100,17 @@ def run_command(
         typer.Option(min=0, metavar="N", help="Rounds between checkpoints; 0 spaces them so that they stay cheap."),
     ] = 0,
     target: Target = None,
+    goal: Goal = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="At the end, measure collapse of features and drift of heads.")
     ] = False,
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+        ),
+    ] = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -109,6 +122,9 @@ def run_command(
     from fedskew.experiment.run import Run
     from fedskew.experiment.run import resume as resume_run
 
+    check_goal(goal)
+    if target is not None:
+        target_value(target, goal)  # a mistake shows before the run
     options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     settings = given_settings(
         method=method,
@@ -123,18 +139,22 @@ def run_command(
         quorum=quorum,
         diagnose=diagnose or None,
     )
+    settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
         check_resume(resume, settings, set_, config, out)
         run = resume_run(resume, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target, data_dir=data_dir)
+    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
-def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | None = None) -> None:
+def follow(
+    run: Run, *, as_json: bool, target: float | None, goal: str | None = None, data_dir: Path | None = None
+) -> None:
     """Carry out a run, print its progress, then its final figures (or the JSON object).
 
+    `target` is the value of the figure `goal` (see `leading_figure`) to report rounds and bytes to, in percent.
     `data_dir` is the option of that name, for the commands that are proposed at the end.
     """
     screen = make_screen(as_json)
@@ -149,7 +169,11 @@ def follow(run: Run, *, as_json: bool, target: float | None, data_dir: Path | No
         print_rounds(run, screen)
     assert run.result is not None
     names = run.assembled.data.labels or ()
-    reached = {} if target is None else {"accuracy": target, **to_target(run.records, target)}
+    reached: dict[str, Any] = {}
+    if target is not None:
+        lead = leading_figure(run.result.metrics, goal)
+        found = to_target(run.records, target_value(target, goal), goal)
+        reached = {"figure": lead.key if lead is not None else "", "target": target, **found}
     if as_json:
         more: dict[str, Any] = {"directory": str(path), "warnings": cautions(run.result.metrics, names)}
         more |= {"to_target": reached} if reached else {}
@@ -178,7 +202,10 @@ def print_rounds(run: Run, screen: Console) -> None:
             number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
-            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
+            last = number == run.rounds or run.stopped != ""
+            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
+    if run.stopped:
+        screen.print(f"stopped: {run.stopped}")
 
 
 def print_result(
@@ -206,7 +233,9 @@ def print_result(
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
     if reached:
         how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
-        screen.print(f"to {percent(reached['accuracy'])} %: {how}")
+        figure = FIGURES.get(reached["figure"])
+        what = f"{figure.measure} of {reached['target']:g} {figure.unit}".rstrip() if figure else "target"
+        screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
 

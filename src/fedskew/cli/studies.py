@@ -15,6 +15,7 @@ from fedskew.cli.options import (
     DataDir,
     Device,
     Engine,
+    Goal,
     Json,
     Model,
     Rounds,
@@ -62,6 +63,7 @@ def compare_command(
     engine: Engine = "processes",
     device: Device = "auto",
     target: Target = None,
+    goal: Goal = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -71,14 +73,16 @@ def compare_command(
     METHOD is a method's name with optional settings: fedavg, fedprox:mu=0.1.
     """
     from fedskew.cli.comparison import show_comparison
+    from fedskew.evaluation.figures import check_goal, target_value
     from fedskew.studies.compare import distinct
 
     settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
+    reach = None if target is None else target_value(target, check_goal(goal))
     chosen, given_seeds = distinct(methods), seed_list(seeds)
     folder = out or comparison_out(experiment, chosen, given_seeds)
-    show_comparison(experiment, chosen, given_seeds, folder, target, as_json, options)
+    show_comparison(experiment, chosen, given_seeds, folder, reach, as_json, options, check_goal(goal))
 
 
 def table_command(
@@ -145,10 +149,7 @@ def tune_command(
         list[str] | None,
         typer.Option("--range", metavar="NAME=LOW:HIGH", help="Range to search: fedprox.mu=0.001:1; repeatable."),
     ] = None,
-    goal: Annotated[
-        str | None,
-        typer.Option(metavar="GOAL", help="Model to tune: global or personal; default: global if the method has one."),
-    ] = None,
+    goal: Goal = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the study and the chosen experiments.")] = Path(
         "runs/tune"
     ),
@@ -162,7 +163,8 @@ def tune_command(
 
     METHOD is a method's name with settings that stay fixed: fedavg, fedpg:lambda_v=1.
     """
-    from fedskew.cli.tuning import parse_goal, show_search
+    from fedskew.cli.tuning import show_search
+    from fedskew.evaluation.figures import check_goal
     from fedskew.studies.tune import Search, read_range
 
     settings = given_settings(data=data, split=split, model=model, rounds=rounds)
@@ -172,7 +174,7 @@ def tune_command(
         budget=budget,
         seeds=tuple(seed_list(seeds)),
         out=out,
-        goal=parse_goal(goal),
+        goal=check_goal(goal),
         ranges=dict(read_range(text) for text in range_ or []),
     )
     show_search(plan, as_json, run_options(workers, engine, device, data_dir))

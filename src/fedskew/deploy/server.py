@@ -70,6 +70,8 @@ class Served(BaseRun):
                 f"method {experiment.method_name} trains on all data in one place, but sites keep their data: "
                 "use `fedskew run`."
             )
+        if experiment.stop.patience:
+            raise UsageError("stop is for simulated runs: between sites a round's figures arrive one round later.")
         self.hosting, self.say = hosting, say
         self.own_data = experiment.data == OWN_DATA
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)

@@ -19,6 +19,7 @@ from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
+from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
@@ -128,6 +129,18 @@ def on_validation(world: World) -> World:
     return dataclasses.replace(world, test=world.validation, x_test=world.x_test[:0], y_test=world.y_test[:0])
 
 
+def check_stop(experiment: Experiment, world: World) -> None:
+    """Raise UsageError if the experiment is to stop early but cannot."""
+    if not experiment.stop.patience:
+        return
+    check_goal(experiment.stop.figure or None)
+    if not len(world.validation.values):
+        raise UsageError(
+            "stop needs validation data, because test data must not decide when a run ends: "
+            "set holdout.validation to a share, such as 0.2."
+        )
+
+
 def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
     """The data set of the setting `public`. It must not be the one that is split among the clients."""
     if experiment.public == experiment.data:
@@ -166,6 +179,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
     world = world_of(experiment, pool, partition, parts, device)
+    check_stop(experiment, world)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
     wanted = experiment.evaluation.clients or population

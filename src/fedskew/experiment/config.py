@@ -15,7 +15,7 @@ from torch import nn
 
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, build, checked, unknown
-from fedskew.core.training import Count, Natural, Rounds, Share, Training
+from fedskew.core.training import Count, Natural, NotNegative, Rounds, Share, Training
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
@@ -77,6 +77,22 @@ class Trouble:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last round, by figures on validation data. The test set is never looked at.
+
+    patience: evaluations without a better value after which the run ends; 0: it never ends early.
+    figure: what has to improve: accuracy, balanced, f1, loss, ... (see evaluation/figures.py); "": accuracy, or
+        balanced accuracy if the validation samples are not balanced.
+    min_delta: by how much a value must be better than the best one so far, in the unit that is printed: points of
+        percent.
+    """
+
+    patience: Natural = 0
+    figure: str = ""
+    min_delta: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
 class Experiment:
     """All settings of an experiment. With the same settings, packages and machine, results are bit-identical.
 
@@ -92,6 +108,7 @@ class Experiment:
     holdout: test samples, validation samples and clients that never train (see `Holdout`).
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
+    stop: early stopping by validation data (see `Stop`).
     step: "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference.
     public: public data on the server: a name, a path, or a `DataSet`; "": none, or as the split says
         (public:per_class=20+...).
@@ -118,6 +135,7 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    stop: Stop = field(default_factory=Stop)
     step: Literal["fast", "plain"] = "fast"
     public: str | DataSet = ""
 
@@ -145,7 +163,7 @@ class Experiment:
         return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public` and settings that are None are left out."""
+        """The settings as plain values, as in TOML. An empty `public` or `stop` and values of None are left out."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
@@ -153,7 +171,9 @@ class Experiment:
         if not plain["public"]:
             del plain["public"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
-        for name in TABLES:
+        if self.stop == Stop():
+            del plain["stop"]
+        for name in TABLES.keys() & plain.keys():
             plain[name] = dataclasses.asdict(plain[name])
         return {key: _without_none(value) for key, value in plain.items()}
 
@@ -167,6 +187,7 @@ TABLES: dict[str, type[Any]] = {
     "holdout": Holdout,
     "evaluation": Evaluation,
     "trouble": Trouble,
+    "stop": Stop,
 }
 
 

@@ -44,6 +44,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
     confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
+    stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
     sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
     schema: int = SCHEMA
 
@@ -59,7 +60,7 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
     return Result(
         method=experiment.method_name,
         seed=experiment.seed,
-        rounds=last.number,
+        rounds=len(records),
         accuracy=headline(last.metrics, "accuracy"),
         headline=lead.key if lead is not None else "",
         metrics=last.metrics,

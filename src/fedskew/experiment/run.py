@@ -13,6 +13,7 @@ import msgspec
 from fedskew.core.method import MODEL
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.diagnostics import diagnose
@@ -20,6 +21,7 @@ from fedskew.experiment.given import method_text
 from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.loop import run as run_loop
@@ -50,7 +52,7 @@ class BaseRun(ABC):
             return
         self.start, self.notes = directory.restore()
         self.records = directory.read_records()
-        if self.start and self.start[0] >= self.rounds:
+        if self.start and (self.start[0] >= self.rounds or self.stopped):
             self.result = directory.result()
 
     def __repr__(self) -> str:
@@ -60,16 +62,25 @@ class BaseRun(ABC):
         what = f"{method_text(self.experiment.method)} on {name}, {self.rounds} rounds, seed {self.experiment.seed}"
         return f"<{type(self).__name__} of {what}: {done}{place}>"
 
+    @property
+    def stopped(self) -> str:
+        """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
+        return why_stop(self.records, self.experiment.stop)
+
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
         """Carry out the remaining rounds; yields a record of each."""
 
     def _carry_out(
-        self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
+        self,
+        federation: Federation,
+        lineup: Lineup,
+        cohort: Callable[[int], list[int]] | None = None,
+        validate: Callable[[int, Payload], float | None] | None = None,
     ) -> Iterator[Record]:
         """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` is as in the round loop.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         try:
@@ -82,6 +93,8 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
                 start=self.start,
+                validate=validate,
+                stop=lambda: bool(self.stopped),
             ):
                 self._keep(record)
                 last = (record.round, record.server)
@@ -112,6 +125,7 @@ class BaseRun(ABC):
             model_digest=digest(model),
             clients=federation.per_client(),
             confusion=federation.confusion(),
+            stopped=self.stopped,
             **self._closing(server),
         )
         if self.directory is not None:
@@ -189,7 +203,11 @@ class Run(BaseRun):
             evaluated=self.assembled.evaluated,
         )
         with self.simulation:
-            yield from self._carry_out(self.simulation, self.assembled)
+            validate = self._validate if self.experiment.stop.patience else None
+            yield from self._carry_out(self.simulation, self.assembled, validate=validate)
+
+    def _validate(self, round: int, broadcast: Payload) -> float | None:
+        return headline(self.simulation.validate(round, broadcast), self.experiment.stop.figure or None)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
         if not self.experiment.evaluation.diagnose:

@@ -83,6 +83,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
@@ -94,8 +95,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        shown = {key: value for key, value in plain.items() if key not in ("server", "before")}
-        return {"number": self.number} | shown | ({"before": plain["before"]} if self.before is not None else {})
+        optional = [key for key in ("before", "validation") if plain[key] is None]
+        shown = {key: value for key, value in plain.items() if key not in ("server", *optional)}
+        return {"number": self.number} | shown
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:

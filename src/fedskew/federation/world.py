@@ -165,14 +165,14 @@ class World:
         return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
-        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool
+        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool, *, validation: bool = False
     ) -> ClientScore:
-        """Evaluate the global and the personal model on one client's test samples.
+        """Evaluate the global and the personal model on one client's test samples, or on its validation samples.
 
         `trained` is whether this client ever trained; one that did not is marked as `fallback`.
         """
         site = self.site(client, round, "evaluate", Purpose.EVALUATE)
-        test_part = self.pool(self.test[client], client)
+        test_part = self.pool((self.validation if validation else self.test)[client], client)
         shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
         simple = type(self.method).personalise is Method.personalise and not state.keys() & {"parameters", "buffers"}
         if shared is not None and simple:

@@ -94,9 +94,9 @@ def order(runs: Sequence[Compared], goal: str | None = None) -> tuple[Figure, st
 def summarise(runs: Sequence[Compared], target: float | None, goal: str | None = None) -> list[dict[str, Any]]:
     """One line per method, best first: each figure's mean and standard deviation over seeds, and the mean costs.
 
-    `target` is an accuracy from 0 to 1; None leaves rounds and bytes to target out. `goal` is what methods are ordered
-    by, see `order`. Failed runs are counted, not averaged. `over_baseline` is the mean difference to FedAvg with the
-    same seeds, `over_baseline_margin` half the width of its 95 % interval.
+    `goal` is the figure that methods are ordered by, see `order`; `target` is a value of it, from 0 to 1, and None
+    leaves rounds and bytes to target out. Failed runs are counted, not averaged. `over_baseline` is the mean difference
+    to FedAvg with the same seeds, `over_baseline_margin` half the width of its 95 % interval.
     """
     lines = []
     figure, _, standings = order(runs, goal)
@@ -106,7 +106,7 @@ def summarise(runs: Sequence[Compared], target: float | None, goal: str | None =
         results = [outcome.result for outcome in done if outcome.result is not None]
         line: dict[str, Any] = {"method": standing.method, "seeds": len(done), "failed": len(every) - len(done)}
         line["rounds"] = max((result.rounds for result in results), default=0)
-        line["best"] = standing.best
+        line |= {"goal": figure.key, "best": standing.best}
         line["over_baseline"] = standing.over.mean if standing.over is not None else None
         line["over_baseline_margin"] = standing.over.margin if standing.over is not None else None
         for key, shown in ({figure.key: figure} | SHOWN).items():
@@ -114,7 +114,7 @@ def summarise(runs: Sequence[Compared], target: float | None, goal: str | None =
             line[key] = statistics.mean(values) if values else None
             line[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
         if target is not None:
-            reached = [to_target(outcome.records, target) for outcome in done]
+            reached = [to_target(outcome.records, target, goal) for outcome in done if standing.values]
             line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
             line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
         line["bytes"] = _mean_or_none([result.bytes_up + result.bytes_down for result in results])
@@ -141,6 +141,7 @@ def write(out: Path, base: Experiment, runs: Sequence[Compared], lines: Sequence
     content = msgspec.json.encode({"settings": settings, "methods": list(lines), "runs": entries})
     write_atomically(out / "compare.json", msgspec.json.format(content, indent=1) + b"\n")
     with (out / "compare.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+        columns = dict.fromkeys(key for line in lines for key in line)
+        writer = csv.DictWriter(file, fieldnames=list(columns), restval="")
         writer.writeheader()
         writer.writerows(lines)

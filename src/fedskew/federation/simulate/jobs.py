@@ -24,12 +24,12 @@ DIED_TWICE = "crashed its worker process twice"  # why a client is left out whos
 class Job:
     """One job. `item` is the number of a client; for "evaluate_global" it is the number of a chunk of the test set."""
 
-    kind: Literal["train", "evaluate_client", "evaluate_global"]
+    kind: Literal["train", "evaluate_client", "validate_client", "evaluate_global"]
     round: int
     stage: str
     item: int
     weight: int = 0  # how much work it is, in samples; large jobs start first
-    trained: bool = False  # for evaluate_client: whether this client ever trained
+    trained: bool = False  # for evaluate_client and validate_client: whether this client ever trained
     fault: Kind | None = None  # a fault to simulate; None: none
 
     @property
@@ -63,8 +63,11 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
     if job.kind == "evaluate_global":
         return world.evaluate_global(job.item, job.round, broadcast)
     try:
-        if job.kind == "evaluate_client":
-            return world.evaluate_client(job.item, job.round, broadcast, decode_state(state), job.trained)
+        if job.kind in ("evaluate_client", "validate_client"):
+            validation = job.kind == "validate_client"
+            return world.evaluate_client(
+                job.item, job.round, broadcast, decode_state(state), job.trained, validation=validation
+            )
         if job.fault == "raise":
             raise RuntimeError("a simulated fault")
         done = world.train_client(job.item, job.round, job.stage, broadcast, decode_state(state))

@@ -126,16 +126,26 @@ class Simulation:
         sizes = self.world.test.sizes()
         tested = [c for c in self.evaluated if sizes[c]]
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
-        self.summary = Summary(self.newcomers)
+        self.summary = self._summary(jobs, broadcast)
+        return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
+
+    def validate(self, round: int, broadcast: Payload) -> Metrics:
+        """Evaluate the model on the validation samples of the clients that train; the test samples are not touched."""
+        sizes = self.world.validation.sizes()
+        members = [c for c in self.evaluated if sizes[c] and c not in self.newcomers]
+        jobs = [Job("validate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in members]
+        return self._summary(jobs, broadcast).metrics(len(self.evaluated) < self.population, {})
+
+    def _summary(self, jobs: Sequence[Job], broadcast: Payload) -> Summary:
+        summary = Summary(self.newcomers)
         for job, result in zip(jobs, self._map(jobs, broadcast), strict=True):
             if isinstance(result, Score):
-                self.summary.add_test(result)
+                summary.add_test(result)
             elif isinstance(result, ClientScore):
-                self.summary.add(result)
+                summary.add(result)
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
-        sampled = len(self.evaluated) < self.population
-        return self.summary.metrics(sampled, self.groups)
+        return summary
 
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round

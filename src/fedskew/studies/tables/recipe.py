@@ -34,7 +34,7 @@ from typing import Any, Literal, get_args
 
 from fedskew.core.settings import UsageError, build, choose, parse, unknown
 from fedskew.core.training import Count, Positive
-from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, Better
+from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, MEASURED, Better
 from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
 from fedskew.methods import REGISTRY
 
@@ -43,7 +43,7 @@ NOT_SETTINGS = ("paper", "options", "mean_over")  # what a row has beside settin
 Scale = Literal["paper", "reduced"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Tree = dict[str, Any]
-TABULATED = ACCURACIES | COMPUTED | DIAGNOSTICS  # the figures a table can have
+TABULATED = ACCURACIES | MEASURED | COMPUTED | DIAGNOSTICS  # the figures a table can have
 
 
 @dataclass(frozen=True)

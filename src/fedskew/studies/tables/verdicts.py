@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from fedskew.evaluation.figures import ACCURACIES, FIGURES, headline, to_target
+from fedskew.evaluation.figures import FIGURES, headline, to_target
 from fedskew.studies.execution import Outcome
 from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
@@ -35,7 +35,7 @@ def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | No
     if key == "round_seconds":
         return float(outcome.result.seconds / len(outcome.records))
     value = FIGURES[key].read(outcome.result)
-    return 100 * value if value is not None and key in ACCURACIES else value
+    return 100 * value if value is not None and FIGURES[key].unit == "%" else value
 
 
 def last_five(key: str, outcome: Outcome) -> float | None:
@@ -43,7 +43,7 @@ def last_five(key: str, outcome: Outcome) -> float | None:
 
     One round's accuracy swings by several points where clients lack classes; the mean swings less.
     """
-    if outcome.failed or key not in ACCURACIES:
+    if outcome.failed or FIGURES[key].unit != "%":
         return None
     evaluated = [record for record in outcome.records if record.metrics is not None]
     values = [value for record in evaluated[-LAST:] if (value := FIGURES[key].read(record)) is not None]
