@@ -184,6 +184,8 @@ def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", hidden=True)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     drift: Annotated[bool, typer.Option(help="Compute drift from the saved models.")] = True,
+    goal: Goal = None,
+    target: Target = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -195,7 +197,13 @@ def report_command(
 
     screen = make_screen(as_json)
     count = write_report(
-        folders, out, drift=drift, data_dir=data_dir, say=lambda text: screen.print(text, markup=False)
+        folders,
+        out,
+        drift=drift,
+        data_dir=data_dir,
+        goal=goal,
+        target=target,
+        say=lambda text: screen.print(text, markup=False),
     )
     if as_json:
         print_json({"runs": count, "file": str(out), "bytes": out.stat().st_size})

@@ -174,7 +174,7 @@ const fedskewCharts = (() => {
     const tall = rows.map(r => Math.max(22, r.length * 14 + 8, xNames.length === yNames.length ? Math.min(step, 40) : 0));
     const withText = step >= 27;
     let y = top;
-    if (chart.x) add(svg, "text", { x: left, y: 12, class: "soft-text" }, `${chart.x} →${chart.y ? `   ${chart.y} ↓` : ""}`);
+    if (chart.x) add(svg, "text", { x: left, y: 12, class: "soft-text" }, `${chart.x} →${chart.y ? `, ${chart.y} ↓` : ""}`);
     view.values.forEach((row, j) => {
       label(svg, rows[j], left - 8, y + tall[j] / 2);
       row.forEach((value, i) => {
@@ -207,7 +207,7 @@ const fedskewCharts = (() => {
     const most = Math.max(...chart.points.map(p => p[2]), 1), widest = Math.max(2, Math.min(step, tall) * 0.62);
     const radius = n => Math.max(0.8, widest * Math.sqrt(n / most));
     const top = 22, x = i => left + (i + 0.5) * step, y = j => top + (j + 0.5) * tall;
-    add(svg, "text", { x: left, y: 12, class: "soft-text" }, `${chart.x} →   ${chart.y} ↓`);
+    add(svg, "text", { x: left, y: 12, class: "soft-text" }, `${chart.x} →, ${chart.y} ↓`);
     chart.rows.forEach((_, j) => {
       label(svg, rows[j], left - 8, y(j));
       add(svg, "line", { class: "grid-line", x1: left, x2: width - 8, y1: y(j), y2: y(j) });
@@ -219,8 +219,8 @@ const fedskewCharts = (() => {
     }
     let end = top + chart.rows.length * tall;
     end += 4 + columnLabels(svg, chart.columns, x, end + 14, step, width);
-    let at = left;
-    add(svg, "text", { x: left - 6, y: end + widest + 4, "text-anchor": "end", class: "soft-text" }, "samples");
+    let at = Math.max(left, 62);
+    add(svg, "text", { x: at - 6, y: end + widest + 4, "text-anchor": "end", class: "soft-text" }, "samples");
     for (const n of [...new Set([most, most / 4, most / 20].map(n => Math.max(1, Number(n.toPrecision(1 + (n > 99))))))]) {
       const r = radius(n);
       add(svg, "circle", { cx: at + r, cy: end + widest, r, fill: colour(0), opacity: 0.85 });
