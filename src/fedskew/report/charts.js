@@ -204,7 +204,7 @@ const fedskewCharts = (() => {
     const longest = Math.max(...chart.rows.map(n => n.length)) * LETTER;
     const left = Math.min(longest + 12, width * 0.36), rows = chart.rows.map(name => wrapped(name, left - 12));
     const step = (width - left - 8) / chart.columns.length, tall = Math.max(20, ...rows.map(r => r.length * 14 + 4));
-    const most = Math.max(...chart.points.map(p => p[2]), 1), widest = Math.max(2, Math.min(step, tall) * 0.62);
+    const most = Math.max(...chart.points.map(p => p[2]), 1), widest = Math.max(2, Math.min(step, tall) * 0.48);
     const radius = n => Math.max(0.8, widest * Math.sqrt(n / most));
     const top = 22, x = i => left + (i + 0.5) * step, y = j => top + (j + 0.5) * tall;
     add(svg, "text", { x: left, y: 12, class: "soft-text" }, `${chart.x} →, ${chart.y} ↓`);
@@ -273,7 +273,7 @@ const fedskewCharts = (() => {
     function paintControls() {
       controls.replaceChildren();
       const go = i => { state.view = i; state.choice = 0; paint(); };
-      if (views.length > 7) menu(views.map(v => v.name), state.view, go);
+      if (views.length > (narrow() ? 3 : 7)) menu(views.map(v => v.name), state.view, go);
       else if (views.length > 1) views.forEach((view, i) => {
         add(controls, "button", { type: "button", "aria-pressed": i === state.view }, view.name).onclick = () => go(i);
       });

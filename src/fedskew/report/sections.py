@@ -183,7 +183,7 @@ def add_drift(
     high = max((float(drift.heads.max()) for drift in drifts.values() if drift.heads.numel()), default=0.0) or 1.0
     page.add('<div class="grid">')
     for name, drift in drifts.items():
-        among = [str(i) for i in range(len(drift.heads))]
+        among = [clients[c] for c in drift.clients]
         page.add_chart(charts.heat(f"Distance of heads: {name}", among, among, drift.heads.tolist(), high=high))
     page.add('</div><div class="grid">')
     for name, drift in drifts.items():
