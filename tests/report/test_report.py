@@ -48,7 +48,8 @@ addEventListener("load", () => setTimeout(() => {
   const found = { charts: charts.length, drawn: drawn.length, after: after.length, flat: flat.length,
     switches: buttons.length + menus.length, attacked: window.attacked || 0,
     overflow: document.documentElement.scrollWidth - innerWidth,
-    width: innerWidth, page: getComputedStyle(document.body).backgroundColor, ink: text && getComputedStyle(text).fill };
+    width: innerWidth, ink: text && getComputedStyle(text).fill,
+    page: getComputedStyle(document.body).backgroundColor };
   document.title = "PROBE" + JSON.stringify(found) + "END";
   if (parent !== window) parent.postMessage(document.title, "*");
 }, 500));
@@ -76,7 +77,8 @@ def charts(page: Path) -> dict[str, Any]:
 
 
 # a browser's window may have a least width, a frame has none
-FRAME = """<!doctype html><title></title><script>addEventListener("message", e => { document.title = e.data; });</script>
+FRAME = """<!doctype html><title></title>
+<script>addEventListener("message", e => { document.title = e.data; });</script>
 <iframe src="inner.html" style="border: 0; width: 390px; height: 844px"></iframe>"""
 
 
