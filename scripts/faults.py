@@ -61,13 +61,13 @@ def refusals(folder: Path) -> None:
         shutil.copytree(ours, mixed)
         shutil.copy(theirs / "site.key", mixed)
         unknown = trial.join("mixed", port, "--data", "digits")
-        check(unknown.end(60) == 2 and "does not know this key" in unknown.output(), "an unknown key is refused")
+        check(unknown.end(240) == 2 and "does not know this key" in unknown.output(), "an unknown key is refused")
         check("is not the key of a registered site" in server.output(), "the server reports it")
 
         shutil.copy(theirs / "ca.crt", mixed)
         other_authority = trial.join("mixed", port, "--data", "digits")
         check(
-            other_authority.end(60) == 2 and "certificate is not accepted" in other_authority.output(),
+            other_authority.end(240) == 2 and "certificate is not accepted" in other_authority.output(),
             "the certificate of another authority is refused",
         )
 
@@ -76,7 +76,7 @@ def refusals(folder: Path) -> None:
         trial.running.append(plain)
         check("TLS" in plain.wait_for("(if it uses TLS, join without --insecure)"), "a site without TLS gets a hint")
         plain.interrupt()
-        check(plain.end(15) == 130, "Ctrl-C ends a site with exit code 130")
+        check(plain.end(60) == 130, "Ctrl-C ends a site with exit code 130")
 
         for seconds, words in ((-3600, "s behind the server's"), (60, "s ahead of the server's")):
             text = refusal_with_clock_off(port, ours, seconds)
@@ -91,9 +91,9 @@ def refusals(folder: Path) -> None:
         check(True, "a site with other data does not take part, and says why")
         child_processes = children(server.process.pid) + children(site.process.pid)
         server.interrupt()
-        check(server.end(15) == 130, "Ctrl-C ends the server with exit code 130")
+        check(server.end(60) == 130, "Ctrl-C ends the server with exit code 130")
         site.interrupt()
-        site.end(15)
+        site.end(60)
         check(not any(alive(pid) for pid in child_processes), "no process is left")
 
 
@@ -154,7 +154,7 @@ def killed(folder: Path) -> None:
         check(result["digest"] == undisturbed["digest"], "the digest is that of an undisturbed run")
         check(result["metrics"] == undisturbed["metrics"], "and so are the metrics")
         for site in sites.values():
-            check(site.end(30) == 0, "a site ends with the run")
+            check(site.end(90) == 0, "a site ends with the run")
         modes = {oct(path.stat().st_mode & 0o777) for path in (folder / "state").rglob("*.safetensors")}
         check(modes == {"0o600"}, f"states on disk are private ({modes})")
 

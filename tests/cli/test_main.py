@@ -51,6 +51,25 @@ def test_json_prints_one_object_and_everything_else_goes_to_stderr(fedskew: Any)
     assert result["digest"] == again["digest"] != other["digest"]
 
 
+def test_a_run_that_a_method_is_not_meant_for_is_warned_in_one_line(
+    fedskew: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fedskew("run", "--method", "feddyn", "--set", "training.momentum=0.9", *FEW).code == 0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("FedDyn is meant for SGD without momentum (")
+    caplog.clear()
+    assert fedskew("run", "--method", "feddyn", *FEW).code == 0
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_the_warning_goes_to_stderr(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedskew", "run", "--method", "fedper", "--clients-per-round", "2", *FEW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("FedPer is meant for all clients in every round (")
+
+
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
     detail = {"samples", "predicted", "balanced_accuracy", "macro_f1", "weighted_f1", "auroc", "auprc", "ece"}
@@ -110,6 +129,43 @@ def test_a_lost_quorum_stops_the_run_with_its_state_saved(fedskew: Any) -> None:
     assert "fedskew run --resume run" in done.err
     assert len(Path("run/records.jsonl").read_text().splitlines()) == 1
     assert list(Path("run/checkpoints").iterdir())
+
+
+WILD = ("--set", "training.lr=1e5", *FEW)
+
+
+@pytest.mark.parametrize("rate", ["1e5", "1e30"])  # a loss is not finite; no update is
+def test_a_diverged_run_ends_with_the_reason_and_does_not_advise_to_resume(fedskew: Any, rate: str) -> None:
+    done = fedskew("run", *FEW, "--set", f"training.lr={rate}")
+    assert done.code == 3
+    assert "the run diverged in round 1" in done.err
+    assert "not finite" in done.err
+    assert "smaller training.lr" in done.err
+    assert "resume with" not in done.err
+
+
+def test_a_run_may_go_on_with_a_warning(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "warn", *WILD)
+    assert "warning: the run diverged in round 1" in done.out
+
+
+def test_the_json_of_a_diverged_run_is_valid_and_says_so(fedskew: Any) -> None:
+    done = fedskew("run", "--json", *WILD)
+    assert done.code == 3
+    assert "NaN" not in done.out
+    assert json.loads(done.out)["diverged"].startswith("the run diverged in round")
+
+
+def test_a_comparison_counts_a_diverged_run_as_failed(fedskew: Any) -> None:
+    done = fedskew("compare", "fedavg", *WILD)
+    assert done.code == 0
+    assert "fedavg seed 0 failed: the run diverged in round" in done.out
+
+
+def test_on_divergence_is_stop_or_warn(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "ignore", *FEW)
+    assert done.code == 2
+    assert "on_divergence" in done.err
 
 
 def test_personal_models_are_printed_only_if_they_differ_from_the_global_model(fedskew: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedskew import __version__
-from fedskew.cli import deploy, listings, run, studies
+from fedskew.cli import check, deploy, listings, operations, run, studies, use
 from fedskew.cli.console import DISK_FULL, disk_full, exit_with
 from fedskew.core.settings import UsageError
 
@@ -36,7 +36,7 @@ def callback(
     """Federated learning on skewed data."""
 
 
-for group in (run, studies, listings, deploy):
+for group in (run, use, studies, listings, check, deploy, operations):
     group.add_commands(app)
 
 
@@ -54,8 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command; `arguments` default to those of the process. Ends with `SystemExit` unless all went well."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if app(arguments, standalone_mode=False) == 130:  # newer versions of Typer return this on Ctrl-C
+        code = app(arguments, standalone_mode=False)  # what typer.Exit was given; 130 on Ctrl-C in newer versions
+        if code == 130:
             raise KeyboardInterrupt
+        if code:
+            raise SystemExit(code)
     except UsageError as error:
         exit_with(str(error), 2)
     except option_error() as error:

@@ -45,6 +45,12 @@ Seed = Annotated[str | None, typer.Option(metavar="N", help="Seed of everything 
 Quorum = Annotated[
     str | None, typer.Option(metavar="N", help="Updates a round needs: a count, or a share below 1 of the clients.")
 ]
+OnDivergence = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT", help="stop (default) or warn: what to do if the loss is not finite or falls to chance."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting, e.g. training.lr=0.05; repeatable."),
@@ -80,6 +86,7 @@ SETTING_OF = {
     "fault": "trouble.fault",
     "quorum": "trouble.quorum",
     "diagnose": "evaluation.diagnose",
+    "metric": "evaluation.metric",
 }
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.hints import print_next
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -22,6 +23,7 @@ from fedskew.cli.options import (
     Json,
     MethodName,
     Model,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedskew.evaluation.metrics import Metrics, Population
-    from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -94,6 +95,7 @@ def run_command(
         ),
     ] = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     resume: Resume = None,
     checkpoint_every: Annotated[
         int,
@@ -109,6 +111,13 @@ def run_command(
         typer.Option(
             metavar="RULE",
             help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Your own figure: a function (y_true, scores) of the global model's predictions on the test set.",
         ),
     ] = None,
     track: Track = None,
@@ -137,12 +146,15 @@ def run_command(
         dropout=dropout,
         fault=fault,
         quorum=quorum,
+        on_divergence=on_divergence,
         diagnose=diagnose or None,
+        metric=metric,
     )
     settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
+        settings.pop("rounds", None)  # a run can be given more rounds
         check_resume(resume, settings, set_, config, out)
-        run = resume_run(resume, **options)
+        run = resume_run(resume, rounds=rounds, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
@@ -181,6 +193,7 @@ def follow(
     else:
         print_result(run.result, reached, path, screen, names)
         print_next(run.experiment, path, data_dir, screen)
+    end_if_diverged(run)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -191,7 +204,7 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
-    for note in setting.partition.notes:
+    for note in setting.notes:
         screen.print(f"note: {note}")
 
 
@@ -202,6 +215,8 @@ def print_rounds(run: Run, screen: Console) -> None:
             number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
+            if record.diverged and run.experiment.on_divergence == "warn":
+                screen.print(f"warning: {record.diverged}")
             last = number == run.rounds or run.stopped != ""
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
     if run.stopped:
@@ -217,7 +232,7 @@ def print_result(
     classes' names.
     """
     screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
+    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
     rows = figure_rows(result)
     header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
     screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
@@ -231,6 +246,8 @@ def print_result(
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
+    if result.metrics is not None and result.metrics.own is not None:
+        screen.print(f"{result.settings['evaluation'].get('metric')} {FIGURES['own'].text(result.metrics.own)}")
     if reached:
         how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
         figure = FIGURES.get(reached["figure"])
@@ -238,19 +255,6 @@ def print_result(
         screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
-
-
-def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
-    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
-    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
-    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
-    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
-    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
-    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
-    screen.print()
-    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
-        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced

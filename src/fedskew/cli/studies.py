@@ -18,6 +18,7 @@ from fedskew.cli.options import (
     Goal,
     Json,
     Model,
+    OnDivergence,
     Rounds,
     Set,
     Split,
@@ -53,6 +54,7 @@ def compare_command(
     model: Model = None,
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
+    on_divergence: OnDivergence = None,
     set_: Set = None,
     config: Config = None,
     out: Annotated[
@@ -76,7 +78,14 @@ def compare_command(
     from fedskew.evaluation.figures import check_goal, target_value
     from fedskew.studies.compare import distinct
 
-    settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
+    settings = given_settings(
+        data=data,
+        split=split,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        on_divergence=on_divergence,
+    )
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
     reach = None if target is None else target_value(target, check_goal(goal))

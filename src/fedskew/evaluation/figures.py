@@ -168,7 +168,10 @@ def _measured() -> Iterator[Figure]:
 
 
 # balanced accuracy, F1, areas under curves, calibration and loss, of every model: `f1`, `personal_auroc`, ...
-MEASURED = _by_key(*_measured())
+MEASURED = _by_key(
+    *_measured(),
+    Figure("own", "global model, test set: your own figure", "", "higher", ("metrics", "own"), "own figure"),
+)
 # what `evaluation.diagnose` adds to a run's result
 DIAGNOSTICS = _by_key(
     Figure("eigenvalue_spread", "eigenvalue spread", "", "lower", ("diagnostics", "eigenvalue_spread")),

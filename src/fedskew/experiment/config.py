@@ -20,7 +20,7 @@ from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
 from fedskew.federation.simulate.faults import Fault, parse_faults
-from fedskew.methods import REGISTRY
+from fedskew.methods._find import name_of
 from fedskew.methods.fedavg import FedAvg
 
 
@@ -49,12 +49,14 @@ class Evaluation:
     clients: how many clients are evaluated on their own test samples, the same ones each time; 0: all.
     part: the samples to evaluate on: "validation" uses the validation samples in place of all test samples.
     diagnose: also compute `Result.diagnostics` at the end: how far features collapsed and client heads drifted apart.
+    metric: a figure of your own, a function in a file: "my.py:name" (see experiment/own_metric.py); "": none.
     """
 
     every: Count = 1
     clients: Natural = 0
     part: Literal["test", "validation"] = "test"
     diagnose: bool = False
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ class Stop:
     patience: evaluations without a better value after which the run ends; 0: it never ends early.
     figure: what has to improve: accuracy, balanced, f1, loss, ... (see evaluation/figures.py); "": accuracy, or
         balanced accuracy if the validation samples are not balanced.
-    min_delta: by how much a value must be better than the best one so far, in the unit that is printed: points of
-        percent.
+    min_delta: by how much a value must be better than the best so far, in the unit that is printed: points of percent.
     """
 
     patience: Natural = 0
@@ -109,6 +110,8 @@ class Experiment:
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
     stop: early stopping by validation data (see `Stop`).
+    on_divergence: what to do with a run whose loss is not finite, or that falls back to chance (see
+        federation/divergence.py): "stop" ends it there, "warn" goes on while updates are usable.
     step: "fast": layers and optimisers of fedskew; "plain": those of torch, as a reference.
     public: public data on the server: a name, a path, or a `DataSet`; "": none, or as the split says
         (public:per_class=20+...).
@@ -135,6 +138,7 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    on_divergence: Literal["stop", "warn"] = "stop"
     stop: Stop = field(default_factory=Stop)
     step: Literal["fast", "plain"] = "fast"
     public: str | DataSet = ""
@@ -159,22 +163,29 @@ class Experiment:
 
     @property
     def method_name(self) -> str:
-        """The name of the method in the registry; the name of its class if it is not there."""
-        return next((name for name, kind in REGISTRY.items() if kind is type(self.method)), type(self.method).__name__)
+        """The name of the method: in the registry or an installed package, or `my.py:Name`; else its class's name."""
+        return name_of(type(self.method))
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain values, as in TOML. An empty `public` or `stop` and values of None are left out."""
+        """The settings as plain values, as in TOML.
+
+        An empty `public` or `stop`, on_divergence = "stop" and None are left out.
+        """
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
         plain["model"] = self.model if isinstance(self.model, str) else type(self.model).__name__
         plain["public"] = self.public if isinstance(self.public, str) else self.public.name
         if not plain["public"]:
             del plain["public"]
+        if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
+            del plain["on_divergence"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
         if self.stop == Stop():
             del plain["stop"]
         for name in TABLES.keys() & plain.keys():
             plain[name] = dataclasses.asdict(plain[name])
+        if not self.evaluation.metric:
+            del plain["evaluation"]["metric"]
         return {key: _without_none(value) for key, value in plain.items()}
 
     def to_toml(self) -> str:

@@ -10,9 +10,11 @@ import numpy as np
 from torch import nn
 
 from fedskew.core.method import Method
-from fedskew.core.settings import UsageError, build, checked, choose, parse
+from fedskew.core.settings import UsageError, build, checked, parse
+from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet
 from fedskew.methods import REGISTRY
+from fedskew.methods._find import find_method, name_of
 
 
 def method_table(text: str) -> dict[str, Any]:
@@ -20,7 +22,12 @@ def method_table(text: str) -> dict[str, Any]:
 
     >>> method_table("fedprox:mu=0.1")
     {'name': 'fedprox', 'mu': '0.1'}
+    >>> method_table("my.py:Pull:mu=0.1")
+    {'name': 'my.py:Pull', 'mu': '0.1'}
     """
+    if (found := split_text(text)) is not None:
+        name, rest = found
+        return method_table(f"own:{rest}") | {"name": name}
     steps = parse(text, "method")
     if len(steps) > 1:
         raise UsageError(f"method '{text}' is invalid: expected one method, as in name:field=value,...")
@@ -37,7 +44,7 @@ def method_from(table: Mapping[str, Any]) -> Method:
     """A method from its table of settings; without a name it is FedAvg."""
     values = dict(table)
     name = str(values.pop("name", "fedavg"))
-    kind = choose("method", name, REGISTRY)
+    kind = find_method(name)
     for key in values:
         if key not in {f.name for f in dataclasses.fields(kind)} and (others := _methods_with(key)):
             raise UsageError(f"method {name} has no setting '{key}'; add --method with one that has it: {others}.")
@@ -51,7 +58,7 @@ def _methods_with(key: str) -> str:
 
 def method_text(method: Method) -> str:
     """A method's text form: its name with the settings that are not its defaults, `fedprox:mu=0.5`."""
-    name = next((known for known, kind in REGISTRY.items() if kind is type(method)), type(method).__name__)
+    name = name_of(type(method))
     fields = {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
     changed = [
         f"{f.name}={_plain_text(fields[f.name])}" for f in dataclasses.fields(method) if fields[f.name] != f.default
@@ -72,7 +79,7 @@ def as_method(given: object) -> Method:
         raise UsageError(f"method={given.__name__} is a class: expected a method, as in {given.__name__}().")
     if not isinstance(given, Method):
         raise UsageError(f"method={given!r} is invalid: expected a method, as in fedskew.FedAvg() or 'fedprox:mu=0.1'.")
-    return checked(given, f"method {method_text(given).partition(':')[0]}")
+    return checked(given, f"method {name_of(type(given))}")
 
 
 def check_data(what: str, given: object) -> None:

@@ -29,6 +29,7 @@ def run(
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
     validate: Callable[[int, Payload], float | None] | None = None,
+    own: Callable[[int, Payload], float | None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Record]:
     """Train round by round and yield a record of each. Checkpoints and logging belong to the caller.
@@ -39,11 +40,12 @@ def run(
         site: `site(round, stage)` is the server's site.
         rounds: number of training rounds. `method.stages` may add rounds of its own.
         cohort: `cohort(round)` are the clients asked to train in a round.
-        quorum: usable updates a round needs; with fewer it raises QuorumLost.
+        quorum: usable updates a round needs; with fewer it raises QuorumLost or Diverged.
         evaluate: `evaluate(round)` is whether to evaluate after a round.
         start: (next round, server state) of a run to resume; None starts with `method.init_server`.
         validate: `validate(round, broadcast)` is a figure on validation data, for `Record.validation`, where the round
             is evaluated; None: there is none.
+        own: `own(round, broadcast)` is the user's own figure, for `Metrics.own`; None: there is none.
         stop: whether to leave out the remaining rounds of the stage "train". A method's closing stages are carried out.
     """
     first, server = start if start is not None else (0, None)
@@ -70,7 +72,8 @@ def run(
                 metrics = federation.evaluate(round, method.broadcast(server))
                 validation = validate(round, method.broadcast(server)) if validate is not None else None
                 ensemble = ensemble_metrics(method, site(round, "evaluate"), server, metrics.groups)
-                metrics = msgspec.structs.replace(metrics, ensemble=ensemble)
+                mine = own(round, method.broadcast(server)) if own is not None else None
+                metrics = msgspec.structs.replace(metrics, ensemble=ensemble, own=mine)
             end = time.perf_counter()
         yield Record(
             round=round,

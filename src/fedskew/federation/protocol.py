@@ -62,6 +62,10 @@ class QuorumLost(RuntimeError):
     """Too few clients sent a usable update. The round does not count; the run can be resumed from the one before."""
 
 
+class Diverged(QuorumLost):
+    """No update is usable because all contain values that are not finite. A resumed run would fail in the same way."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one round. Clients are counted from 0.
 
@@ -80,9 +84,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     server_seconds: float  # aggregation and the method's other work on the server
     evaluate_seconds: float
     seconds: float  # wall-clock time of the round
-    training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
+    # weighted means over clients of the numbers that updates report (loss, ...); None in a file: not finite
+    training: dict[str, float | None]
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
+    diverged: str = ""
     validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
@@ -95,9 +102,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        optional = [key for key in ("before", "validation") if plain[key] is None]
-        shown = {key: value for key, value in plain.items() if key not in ("server", *optional)}
-        return {"number": self.number} | shown
+        left_out = {"server"} | {key for key in ("before", "diverged", "validation") if plain[key] in (None, "")}
+        return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:
