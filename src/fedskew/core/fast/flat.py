@@ -108,6 +108,14 @@ class FlatDescent:
         if self.tilt is not None:
             self.grads.add_(self.tilt)
 
+    def add_terms(self) -> None:
+        """Add the corrected terms to the gradients, where these did not start from `zero_grad`."""
+        if self.anchor is not None:
+            start = (self.values - self.anchor).mul_(self.strength)
+            self.grads.add_(start if self.tilt is None else start.add_(self.tilt))
+        elif self.tilt is not None:
+            self.grads.add_(self.tilt)
+
     def step(self) -> None:  # not tracked by autograd, so no_grad is unnecessary
         settings = self.training
         if settings.clip is not None:
