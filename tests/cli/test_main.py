@@ -53,11 +53,13 @@ def test_json_prints_one_object_and_everything_else_goes_to_stderr(fedskew: Any)
 
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
-    assert {"accuracy", "loss", "per_class"} == metrics["global"].keys()
+    detail = {"samples", "predicted", "balanced_accuracy", "macro_f1", "weighted_f1", "auroc", "auprc", "ece"}
+    assert {"accuracy", "loss", "per_class"} | detail == metrics["global"].keys()
     for word, count in (("clients", 8), ("new", 2)):
         for kind in ("global", "personal"):
             figures = metrics[word][kind]
-            assert {"mean", "weighted", "std", "worst_decile", "loss", "per_class", "clients"} == figures.keys()
+            over = {"mean", "weighted", "std", "worst_decile", "loss", "per_class", "clients", "over"}
+            assert over | detail == figures.keys()
             assert figures["clients"] == count
     assert metrics["new"]["never_trained"] == 2
 

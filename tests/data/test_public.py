@@ -18,7 +18,8 @@ from fedskew.core.settings import UsageError
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.cuts import longtail_counts
 from fedskew.data.split.skew import class_table
-from fedskew.evaluation.scores import Score, by_third, summarise, thirds
+from fedskew.evaluation.scores import Score, by_third, thirds
+from fedskew.evaluation.summary import summarise
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.methods.fedddc import FedDDC

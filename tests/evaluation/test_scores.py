@@ -8,7 +8,8 @@ from torch import nn
 from fedskew.core.samples import Data
 from fedskew.evaluation.figures import headline, to_target
 from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
-from fedskew.evaluation.scores import ClientScore, Score, over_clients, per_client, score, summarise, thirds
+from fedskew.evaluation.scores import ClientScore, Score, score, thirds
+from fedskew.evaluation.summary import Summary, over_clients, summarise
 
 
 def of(correct: int, total: int, loss: float = 0.0) -> Score:
@@ -105,7 +106,10 @@ def test_clients_that_never_trained_are_counted_in_their_own_group() -> None:
 
 def test_a_client_without_test_samples_has_no_row() -> None:
     scores = [ClientScore(0, None, of(0, 0), False), ClientScore(7, None, of(3, 4), False)]
-    assert {name: row.personal.accuracy for name, row in per_client(scores).items()} == {"7": 0.75}
+    summary = Summary()
+    for one in scores:
+        summary.add(one)
+    assert {name: row.personal.accuracy for name, row in summary.rows().items()} == {"7": 0.75}
 
 
 def test_the_headline_is_the_global_model_s_accuracy_then_its_mean_over_clients_then_the_personal_mean() -> None:

@@ -79,6 +79,9 @@ class Answers:
     def evaluate(self, round: int, broadcast: Payload) -> Metrics:
         return Metrics()
 
+    def confusion(self) -> dict[str, list[list[int]]]:
+        return {}
+
     def per_client(self) -> dict[str, ClientRow]:
         return {}
 

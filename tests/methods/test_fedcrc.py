@@ -15,7 +15,8 @@ from fedskew.core.losses import imitation
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
-from fedskew.evaluation.scores import Score, over_clients
+from fedskew.evaluation.scores import Score
+from fedskew.evaluation.summary import over_clients
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedbabu import FedBABU
 from fedskew.methods.fedcrc import FedCRC, guided_loss

@@ -47,4 +47,5 @@ def test_there_is_no_global_model_and_each_client_is_evaluated_with_its_own() ->
     assert record.metrics.global_ is None
     assert record.metrics.clients.global_ is None
     assert record.metrics.clients.never_trained == 2
-    assert simulation.scores[0].personal.accuracy > simulation.scores[4].personal.accuracy
+    rows = simulation.per_client()
+    assert rows["0"].personal.accuracy > rows["4"].personal.accuracy

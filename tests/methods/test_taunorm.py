@@ -93,8 +93,9 @@ def test_what_is_tested_is_the_normalised_model() -> None:
     assert record.metrics.global_.accuracy == wanted.accuracy
     assert record.metrics.global_.loss == pytest.approx(wanted.loss / len(data), rel=1e-5)
     own = score(net, world.pool(world.test[1], 1), 10)
-    assert simulation.scores[1].personal.correct == own.correct
-    assert simulation.scores[1].shared == simulation.scores[1].personal
+    _, shared, personal = simulation.summary.clients.scores()[1]
+    assert personal.correct == own.correct
+    assert shared == personal
 
 
 def test_the_trained_classifier_is_all_that_travels_extra_and_only_down() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedskew.evaluation.figures import headline, percent
+from fedskew.evaluation.figures import leading_figure
 
 if TYPE_CHECKING:
     from fedskew.federation.protocol import Record
@@ -64,11 +64,11 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def record_text(record: Record) -> str:
-    """A round's accuracy (if it was evaluated) and training loss: `accuracy 91.11 % loss 0.199`."""
-    accuracy = headline(record.metrics)
+    """A round's leading figure (if it was evaluated) and training loss: `accuracy 91.11 % loss 0.199`."""
+    figure = leading_figure(record.metrics)
     loss = record.training.get("loss")
     parts = [
-        f"accuracy {percent(accuracy)} %" if accuracy is not None else "",
+        f"{figure.measure} {figure.text(figure.of(record.metrics))} %" if figure is not None else "",
         f"loss {loss:.3f}" if loss is not None else "",
     ]
     return " ".join(filter(None, parts))

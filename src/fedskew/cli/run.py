@@ -36,12 +36,24 @@ from fedskew.cli.options import (
     read_experiment,
     run_options,
 )
-from fedskew.evaluation.figures import ACCURACIES, DIAGNOSTICS, OVER_CLIENTS, bytes_text, percent, to_target
+from fedskew.evaluation.cautions import cautions
+from fedskew.evaluation.figures import (
+    ACCURACIES,
+    DIAGNOSTICS,
+    FIGURES,
+    MODELS,
+    OVER_CLIENTS,
+    Figure,
+    bytes_text,
+    percent,
+    to_target,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from fedskew.evaluation.metrics import Population
+    from fedskew.evaluation.metrics import Metrics, Population
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -129,12 +141,14 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
     with resumable(f"fedskew run --resume {path}"):
         print_rounds(run, screen)
     assert run.result is not None
+    names = run.assembled.data.labels or ()
     reached = {} if target is None else {"accuracy": target, **to_target(run.records, target)}
     if as_json:
-        more = {"directory": str(path)} | ({"to_target": reached} if reached else {})
+        more: dict[str, Any] = {"directory": str(path), "warnings": cautions(run.result.metrics, names)}
+        more |= {"to_target": reached} if reached else {}
         print_json(run.result.as_dict() | more)
     else:
-        print_result(run.result, reached, path, screen)
+        print_result(run.result, reached, path, screen, names)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -159,14 +173,21 @@ def print_rounds(run: Run, screen: Console) -> None:
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
 
 
-def print_result(result: Result, reached: dict[str, Any], path: Path | None, screen: Console) -> None:
-    """The final accuracies as a table, then costs, diagnostics, digests and what to do next.
+def print_result(
+    result: Result, reached: dict[str, Any], path: Path | None, screen: Console, names: Sequence[str] = ()
+) -> None:
+    """The final figures as a table, then warnings, costs, diagnostics, digests and what to do next.
 
-    `reached` says when the target was reached (empty: no target), `path` is the run's directory.
+    `reached` says when the target was reached (empty: no target), `path` is the run's directory, `names` are the
+    classes' names.
     """
     screen.print()
     title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
-    screen.print(make_table(title, ["accuracy", "%"], accuracy_rows(result)))
+    rows = figure_rows(result)
+    header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
+    screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
+    for caution in cautions(result.metrics, names):
+        screen.print(caution)
     sent = f"{bytes_text(result.bytes_up)} up, {bytes_text(result.bytes_down)} down"
     screen.print(
         f"\n{sent}; clients {result.client_seconds:.1f} s, server {result.server_seconds:.1f} s, "
@@ -184,13 +205,37 @@ def print_result(result: Result, reached: dict[str, Any], path: Path | None, scr
     screen.print("      fedskew run --method fedprox     another method on the same clients")
 
 
-def accuracy_rows(result: Result) -> list[tuple[str, str]]:
-    """The accuracies a run has, as (words, percent). Personal models that are the global model are left out."""
-    rows = [(f.words, f.read(result)) for f in ACCURACIES.values() if f.key not in OVER_CLIENTS]
-    for figure in OVER_CLIENTS.values():
-        _, part, model, _ = figure.place
-        group: Population | None = getattr(result.metrics, part, None)
-        scores = None if group is None else group.personal if model == "personal" else group.global_
-        if group is not None and scores is not None and not (model == "personal" and scores == group.global_):
-            rows.append((f"{figure.words} of {scores.clients} clients", figure.read(result)))
-    return [(words, percent(value)) for words, value in rows if value is not None]
+IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced
+
+
+def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
+    """The figures of the closing table, as (figure, words, value), the leading one first.
+
+    Where a set of samples is balanced, its accuracies are enough. Personal models that are the global model are left
+    out.
+    """
+    metrics = result.metrics
+    rows = [*_more_rows(metrics, ""), *((ACCURACIES[key], "") for key in ACCURACIES if key not in OVER_CLIENTS)]
+    for start in ("clients_", "personal_", "new_global_", "new_"):
+        _, place = MODELS[start]
+        group: Population | None = getattr(metrics, place[0], None)
+        scores = None if group is None else group.personal if place[1] == "personal" else group.global_
+        if group is None or scores is None or (place[1] == "personal" and scores == group.global_):
+            continue
+        rows += _more_rows(metrics, start)
+        rows += [(f, f" of {scores.clients} clients") for f in OVER_CLIENTS.values() if f.place[1:3] == place]
+    mixed = any(figure.measure != "accuracy" for figure, _ in rows)
+    found = []
+    for figure, end in rows:
+        value, words = figure.read(result), figure.name(metrics) + end
+        if value is not None:
+            found.append((figure, f"{words}: accuracy" if mixed and figure.measure == "accuracy" else words, value))
+    return found
+
+
+def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
+    """Balanced accuracy, F1 and AUROC of one of `MODELS` (a start of keys), if its samples are not balanced."""
+    detail: Any = metrics
+    for key in MODELS[start][1]:
+        detail = getattr(detail, "global_" if key == "global" else key, None)
+    return [(FIGURES[start + key], "") for key in IMBALANCED] if detail is not None and detail.balanced is False else []

@@ -11,7 +11,8 @@ from fedskew.core.tensors import Payload
 from fedskew.deploy.messages import Request, client_score, update_of
 from fedskew.deploy.roster import Roster, SiteReply
 from fedskew.evaluation.metrics import ClientRow, Metrics
-from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
+from fedskew.evaluation.scores import ClientScore, Score, thirds
+from fedskew.evaluation.summary import Summary
 from fedskew.federation.protocol import Reply
 from fedskew.federation.wire import encode
 from fedskew.federation.world import World
@@ -37,6 +38,7 @@ class Deployment:
     keep: int = -1  # the earliest round that the server may be resumed from
     scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
     late: Metrics | None = None  # the clients' metrics of the previous round
+    summary: Summary = field(default_factory=Summary)  # of the last evaluation
 
     def __post_init__(self) -> None:
         self.population = self.world.population
@@ -73,6 +75,7 @@ class Deployment:
             base=self.base.get(client, -1),
             keep=self.keep,
             evaluate_round=self.pending if evaluate else -1,
+            counts=True,
         )
 
     def _add_score(self, reply: SiteReply) -> None:
@@ -105,14 +108,17 @@ class Deployment:
             self._add_score(reply)
 
     def _metrics(self, test: Score | None) -> Metrics:
-        sampled = len(self.evaluated) < self.population
-        return summarise(test, self._sorted_scores(), self.newcomers, sampled, self.groups)
-
-    def _sorted_scores(self) -> list[ClientScore]:
-        return sorted(self.scores, key=lambda score: score.client)
+        self.summary = Summary(self.newcomers)
+        self.summary.test = test
+        for score in sorted(self.scores, key=lambda score: score.client):
+            self.summary.add(score)
+        return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
 
     def late_metrics(self) -> Metrics | None:
         return self.late
 
     def per_client(self) -> dict[str, ClientRow]:
-        return per_client(self._sorted_scores())
+        return self.summary.rows()
+
+    def confusion(self) -> dict[str, list[list[int]]]:
+        return self.summary.confusion()

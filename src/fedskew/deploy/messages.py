@@ -11,6 +11,7 @@ from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
 from fedskew.deploy.flower.frames import Header
 from fedskew.evaluation.scores import ClientScore, Score
+from fedskew.evaluation.sent_counts import from_text, to_text
 
 T = TypeVar("T")
 PlainScore = tuple[list[int], list[int], float]  # correct and total by class, loss
@@ -54,6 +55,7 @@ class Request(msgspec.Struct, frozen=True):
     base: int = -1  # the round whose state of this client counts; -1: it has none
     keep: int = -1  # the earliest round that the server may go back to
     train: bool = False
+    counts: bool = False  # whether to send `Answer.counts`: a server of an earlier version would refuse them
     evaluate_round: int = -1  # evaluate the broadcast as the model after this round; -1: do not evaluate
     settings: dict[str, Any] = {}  # the experiment, as in settings.toml
     task: Task | None = None  # with data "sites"
@@ -69,6 +71,7 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 0.0  # how long it trained
     shared: PlainScore | None = None  # score of the global model on the client's test samples
     personal: PlainScore | None = None  # score of the personal model
+    counts: list[str] = []  # predictions behind `shared` and `personal`, counted; one item if these are the same
     name: str = ""  # the name of the site
     versions: dict[str, str] = {}  # of the packages that decide the result, to "hello"
     facts: SiteFacts | None = None  # to "hello" with data "sites"
@@ -96,18 +99,39 @@ def problem_in(answer: Answer) -> str:
 
 def client_score(answer: Answer, client: int, classes: int, trained: bool) -> ClientScore | None:
     """The scores in an answer; None if they are missing or invalid. `trained`: whether this client ever trained."""
-    personal = _checked_score(answer.personal, classes)
+    texts = [*answer.counts, "", ""]
+    personal: Score | None
+    shared = _checked_score(answer.shared, classes, texts[0])
+    if shared is not None and answer.personal == answer.shared and len(answer.counts) < 2:
+        personal = shared
+    else:
+        personal = _checked_score(answer.personal, classes, texts[0 if answer.shared is None else 1])
     if personal is None or not personal.samples:
         return None
-    return ClientScore(client, _checked_score(answer.shared, classes), personal, fallback=not trained)
+    return ClientScore(client, shared, personal, fallback=not trained)
 
 
-def _checked_score(given: PlainScore | None, classes: int) -> Score | None:
+def plain_counts(score: ClientScore) -> list[str]:
+    """The predictions behind a client's scores, as `Answer.counts` has them."""
+    scores = [score.personal] if score.shared is score.personal else [score.shared, score.personal]
+    return [to_text(counts) for s in scores if s is not None and (counts := s.counts) is not None]
+
+
+def _checked_score(given: PlainScore | None, classes: int, counts: str = "") -> Score | None:
+    """A score that a site sent, with its counts ("": a site of an earlier version); None if anything is impossible."""
     if given is None or len(given[0]) != classes or len(given[1]) != classes or not math.isfinite(given[2]):
         return None
     if not all(0 <= correct <= total for correct, total in zip(given[0], given[1], strict=True)):
         return None
-    return Score(tuple(given[0]), tuple(given[1]), given[2])
+    made = None
+    if counts:
+        try:
+            made = from_text(counts, classes)
+        except ValueError:
+            return None
+        if made.confusion.diagonal().tolist() != given[0] or made.confusion.sum(axis=1).tolist() != given[1]:
+            return None
+    return Score(tuple(given[0]), tuple(given[1]), given[2], made)
 
 
 def plain_score(score: Score | None) -> PlainScore | None:

@@ -20,7 +20,7 @@ from fedskew.data.sources.loading import SOURCES, load
 from fedskew.deploy import handshake
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
-from fedskew.deploy.messages import Answer, Request, SiteFacts, as_header, plain_score, read
+from fedskew.deploy.messages import Answer, Request, SiteFacts, as_header, plain_counts, plain_score, read
 from fedskew.deploy.states import States
 from fedskew.evaluation.scores import ClientScore
 from fedskew.experiment.assemble import assemble
@@ -115,6 +115,7 @@ class Node:
             score = self._perform(world, job, broadcast, state)
             if isinstance(score, ClientScore):
                 answer.shared, answer.personal = plain_score(score.shared), plain_score(score.personal)
+                answer.counts = plain_counts(score) if request.counts else []
         if not request.train:
             return answer, b""
         if not len(world.train[client]):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data, pieces
-from fedskew.evaluation.metrics import ClientMetrics, ClientRow, Metrics, ModelMetrics, Population
+from fedskew.evaluation.counts import Counts, Predictions
+from fedskew.evaluation.metrics import ModelMetrics
 
 BATCH = 200  # samples per evaluation step: what a cache holds; fixed, because batch statistics depend on it
+SMALL = 20_000  # scores (samples times classes) that are counted together with those of other clients, not at once
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class Score:
     correct: tuple[int, ...]  # by class
     total: tuple[int, ...]  # by class
     loss: float  # sum over samples
+    # its predictions, counted or still to be counted; None: not kept, or sent by a site that does not count them
+    made: Counts | Predictions | None = field(default=None, compare=False)
+    predicted: tuple[int, ...] = field(default=(), compare=False)  # by class, where `made` is not kept any more
+    auroc: float | None = field(default=None, compare=False)  # likewise
 
     @property
     def samples(self) -> int:
@@ -32,21 +38,72 @@ class Score:
     def accuracy(self) -> float:
         return sum(self.correct) / max(self.samples, 1)
 
+    @property
+    def counts(self) -> Counts | None:
+        """The counted predictions; None if they are not kept."""
+        return Counts.of(self.made) if isinstance(self.made, Predictions) else self.made
+
+    def counted(self) -> Score:
+        """This score with its predictions counted."""
+        return replace(self, made=self.counts)
+
     def __add__(self, other: Score) -> Score:
+        counts = [s.counts for s in (self, other)]
+        known = [c for c in counts if c is not None]
         return Score(
             tuple(a + b for a, b in zip(self.correct, other.correct, strict=True)),
             tuple(a + b for a, b in zip(self.total, other.total, strict=True)),
             self.loss + other.loss,
+            Counts.sum(known, len(self.total)) if len(known) == 2 else None,
         )
 
     def metrics(self, groups: Mapping[str, Sequence[int]] | None = None) -> ModelMetrics:
         """This score as metrics; `groups` (from `thirds`) adds the accuracy of head, middle and tail classes."""
+        counts = self.counts
+        more: dict[str, Any] = dict(by_third(self, groups or {}))
+        if counts is None:
+            more |= {"auroc": self.auroc, **class_figures(self.correct, self.total, self.predicted)}
+        else:
+            more |= detail(counts)
         return ModelMetrics(
             accuracy=self.accuracy,
             loss=self.loss / max(self.samples, 1),
             per_class=per_class(self),
-            **by_third(self, groups or {}),
+            **more,
         )
+
+
+def detail(counts: Counts) -> dict[str, Any]:
+    """The fields of `Detail` that predictions have, except `per_class`."""
+    confusion = counts.confusion
+    total, predicted = confusion.sum(axis=1).tolist(), confusion.sum(axis=0).tolist()
+    return {
+        "samples": total,
+        "predicted": predicted,
+        **class_figures(confusion.diagonal().tolist(), total, predicted),
+        "auroc": counts.auroc,
+        "auprc": counts.auprc,
+        "ece": counts.ece if counts.samples else None,
+    }
+
+
+def class_figures(correct: Sequence[int], total: Sequence[int], predicted: Sequence[int]) -> dict[str, float | None]:
+    """Balanced accuracy, macro and weighted F1 from counts by class, as scikit-learn defines them.
+
+    F1 counts as 0 where precision and recall are. Nothing is known without `predicted`.
+
+    >>> class_figures([9, 1], [10, 2], [10, 2])
+    {'balanced_accuracy': 0.7, 'macro_f1': 0.7, 'weighted_f1': 0.8333333333333334}
+    """
+    if not predicted or not sum(total):
+        return {}
+    recalls = [c / t for c, t in zip(correct, total, strict=True) if t]
+    rows = [(2 * c / (t + p), t) for c, t, p in zip(correct, total, predicted, strict=True) if t + p]
+    return {
+        "balanced_accuracy": sum(recalls) / len(recalls),
+        "macro_f1": sum(f1 for f1, _ in rows) / len(rows),
+        "weighted_f1": sum(f1 * t for f1, t in rows) / sum(total),
+    }
 
 
 def per_class(score: Score) -> list[float | None]:
@@ -60,27 +117,43 @@ class ClientScore:
 
     client: int
     shared: Score | None  # None: the method has no meaningful global model
-    personal: Score
+    personal: Score  # the same object as `shared` if the client uses the server's model
     fallback: bool  # this client has never trained, so nothing of its model is its own
 
 
 @torch.no_grad()
 def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batch_statistics: bool = False) -> Score:
     """A model on samples. `batch_statistics`: batch norm by the batch, for a model without statistics."""
-    total = Score((0,) * classes, (0,) * classes, 0.0)
+    parts, loss = [], 0.0
     for positions in pieces(len(data), BATCH):
         x, y = data.take(positions)
         logits = outputs(net, net, x.to(device), batch_statistics=batch_statistics)
-        total = total + score_of(logits.cpu(), y, classes)
-    return total
+        made, batch_loss = predictions(logits.cpu(), y)
+        parts.append(made)
+        loss += batch_loss
+    if not parts:
+        return Score((0,) * classes, (0,) * classes, 0.0)
+    return _score(Predictions.cat(parts), loss, classes)
 
 
 def score_of(logits: Tensor, y: Tensor, classes: int) -> Score:
     """Logits [n, classes] of samples with these labels."""
-    correct = torch.bincount(y[logits.argmax(1) == y], minlength=classes)
+    return _score(*predictions(logits, y), classes)
+
+
+def predictions(logits: Tensor, y: Tensor) -> tuple[Predictions, float]:
+    """What logits [n, classes] say about samples with these labels, and the sum of their cross entropies."""
+    log_p = logits.log_softmax(1)
+    loss = float(nn.functional.nll_loss(log_p, y, reduction="sum"))
+    return Predictions(log_p.float(), y, logits.argmax(1)), loss
+
+
+def _score(made: Predictions, loss: float, classes: int) -> Score:
+    _, y, predicted = made
+    correct = torch.bincount(y[predicted == y], minlength=classes)
     total = torch.bincount(y, minlength=classes)
-    loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
-    return Score(tuple(correct.tolist()), tuple(total.tolist()), loss)
+    kept = made if made.log_p.numel() <= SMALL else Counts.of(made)
+    return Score(tuple(correct.tolist()), tuple(total.tolist()), loss, kept)
 
 
 def thirds(counts: Sequence[int]) -> dict[str, list[int]]:
@@ -103,72 +176,3 @@ def by_third(score: Score, groups: Mapping[str, Sequence[int]]) -> dict[str, flo
         for word, classes in groups.items()
     }
     return {word: correct / total if total else None for word, (correct, total) in counts.items()}
-
-
-def over_clients(scores: Sequence[Score]) -> ClientMetrics | None:
-    """Metrics over clients that have test samples of their own; None if there is no such client."""
-    scored = [s for s in scores if s.samples]
-    if not scored:
-        return None
-    accuracy = [s.accuracy for s in scored]
-    mean = sum(accuracy) / len(accuracy)
-    worst = sorted(accuracy)[: math.ceil(len(accuracy) / 10)]
-    pooled = scored[0]
-    for s in scored[1:]:
-        pooled = pooled + s
-    return ClientMetrics(
-        mean=mean,
-        weighted=pooled.accuracy,
-        std=math.sqrt(sum((a - mean) ** 2 for a in accuracy) / len(accuracy)),
-        worst_decile=sum(worst) / len(worst),
-        loss=pooled.loss / pooled.samples,
-        per_class=per_class(pooled),
-        clients=len(scored),
-    )
-
-
-def summarise(
-    test: Score | None,
-    clients: Iterable[ClientScore],
-    newcomers: frozenset[int],
-    sampled: bool,
-    groups: Mapping[str, Sequence[int]],
-) -> Metrics:
-    """One evaluation: `test` is the server's model on its test set, `clients` the clients' own test parts.
-
-    `newcomers` are clients that never train; `sampled` says that only some clients were evaluated; `groups` are
-    head, middle and tail classes, from `thirds`.
-    """
-    scores = list(clients)
-
-    def population(new: bool) -> Population | None:
-        group = [s for s in scores if (s.client in newcomers) == new]
-        personal = over_clients([s.personal for s in group])
-        if personal is None:
-            return None
-        return Population(
-            global_=over_clients([s.shared for s in group if s.shared is not None]),
-            personal=personal,
-            never_trained=sum(s.fallback for s in group),
-            sampled=sampled,
-        )
-
-    return Metrics(
-        global_=test.metrics(groups) if test is not None and test.samples else None,
-        clients=population(False),
-        new=population(True),
-        groups={word: list(classes) for word, classes in groups.items()},
-    )
-
-
-def per_client(scores: Iterable[ClientScore]) -> dict[str, ClientRow]:
-    """Each client's own figures, by client number as text; clients without test samples are left out."""
-    return {
-        str(s.client): ClientRow(
-            samples=s.personal.samples,
-            global_=None if s.shared is None else s.shared.metrics(),
-            personal=s.personal.metrics(),
-        )
-        for s in scores
-        if s.personal.samples
-    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from fedskew.evaluation.figures import headline
+from fedskew.evaluation.figures import headline, leading_figure
 from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.experiment.config import Experiment
 from fedskew.federation.protocol import Record
@@ -29,7 +29,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     seed: int
     rounds: int  # rounds that were finished
-    accuracy: float | None  # the main figure of the run (see evaluation.figures.headline); None: not evaluated
+    accuracy: float | None  # of the model that leads (see evaluation.figures.leading_figure); None: not evaluated
     metrics: Metrics | None  # of the last round; None: not evaluated
     bytes_up: int  # clients to server, all rounds
     bytes_down: int  # server to clients
@@ -38,9 +38,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # wall-clock time
     lost: int  # updates that were not aggregated
     settings: dict[str, Any]  # the experiment, as in settings.toml
+    headline: str = ""  # key of the figure that leads; "": not evaluated, or a file of an earlier version
     digest: str = ""  # SHA-256 of the server's final state; "": the run did not finish
     model_digest: str = ""  # SHA-256 of the global model
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
+    confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
     sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
     schema: int = SCHEMA
@@ -53,11 +55,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any) -> Result:
     """The result of a run with these records (at least one); `closing` are the fields of a finished run."""
     last = records[-1]
+    lead = leading_figure(last.metrics)
     return Result(
         method=experiment.method_name,
         seed=experiment.seed,
         rounds=last.round + 1,
-        accuracy=headline(last.metrics),
+        accuracy=headline(last.metrics, "accuracy"),
+        headline=lead.key if lead is not None else "",
         metrics=last.metrics,
         bytes_up=sum(sum(r.bytes_up.values()) for r in records),
         bytes_down=sum(sum(r.bytes_down.values()) for r in records),

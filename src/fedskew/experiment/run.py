@@ -101,6 +101,7 @@ class BaseRun(ABC):
             digest=digest(server),
             model_digest=digest(model),
             clients=federation.per_client(),
+            confusion=federation.confusion(),
             **self._closing(server),
         )
         if self.directory is not None:

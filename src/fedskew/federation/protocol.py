@@ -49,6 +49,10 @@ class Federation(Protocol):
         """Each client's metrics in the last evaluation, by client number."""
         ...
 
+    def confusion(self) -> dict[str, list[list[int]]]:
+        """Samples by true and predicted class in the last evaluation, see `Summary.confusion`."""
+        ...
+
     def late_metrics(self) -> Metrics | None:
         """The clients' metrics of the previous round, which arrived in this one; None if nothing arrives late."""
         ...

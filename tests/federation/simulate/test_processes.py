@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -24,6 +23,7 @@ from fedskew.federation.simulate.processes import Worker, Workers
 from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.simulate.window import Window
+from fedskew.federation.simulate.worker import unpack
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
 from helpers.processes import alive, leftovers, train
@@ -104,7 +104,7 @@ def test_the_largest_client_of_the_window_goes_first_to_the_least_busy_worker() 
 
     class Pipe:
         def send_bytes(self, message: bytes) -> None:
-            sent.append(json.loads(message)["job"]["weight"])
+            sent.append(unpack(message)["job"]["weight"])
 
     sent: list[int] = []
     pool = Workers(digits(FedAvg()), 2)

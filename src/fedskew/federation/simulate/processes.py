@@ -1,6 +1,6 @@
 """A pool of worker processes, one thread each, that share the data and return results in the order of the jobs.
 
-Parent and worker exchange small JSON messages over a pipe. Broadcasts, client states and updates are in files that
+Parent and worker exchange small messages over a pipe. Broadcasts, client states and updates are in files that
 both sides map into memory. Each worker decodes the broadcast of a round once. Only the `World` that a worker starts
 with is pickled.
 """
@@ -20,7 +20,6 @@ from typing import Any
 from fedskew.core.method import Update
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
-from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
 from fedskew.federation.simulate.shared_memory import (
     SharedReader,
@@ -31,7 +30,7 @@ from fedskew.federation.simulate.shared_memory import (
     share,
 )
 from fedskew.federation.simulate.window import ATTEMPTS, MAX_WAITING_BYTES, Window
-from fedskew.federation.simulate.worker import from_json, serve, to_json
+from fedskew.federation.simulate.worker import pack, read_result, serve, unpack
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
@@ -39,10 +38,6 @@ from fedskew.federation.world import World
 DEPTH = 6  # jobs a worker holds at a time: one running, the others waiting in its pipe
 MAX_NAP = 0.05  # seconds: the longest pause that lets results of small clients accumulate
 MAX_FAILED_STARTS = 3  # worker processes in a row that may die before they are ready
-
-
-def _score(fields: dict[str, Any]) -> Score:
-    return Score(tuple(fields["correct"]), tuple(fields["total"]), fields["loss"])
 
 
 @dataclass
@@ -160,7 +155,7 @@ class Workers:
                 buffer[: len(blob)] = blob
                 header["state"] = [name, len(blob)]
             try:
-                worker.pipe.send_bytes(to_json(header))
+                worker.pipe.send_bytes(pack(header))
             except (BrokenPipeError, ConnectionError):
                 window.give_back(index)
                 free.remove(worker)  # it died; `_collect` replaces it
@@ -180,7 +175,7 @@ class Workers:
             for pipe in pipes:
                 worker = next(w for w in self.workers if w.pipe is pipe)
                 try:
-                    header = from_json(worker.pipe.recv_bytes())
+                    header = unpack(worker.pipe.recv_bytes())
                 except (EOFError, ConnectionError):
                     collected += self._replace(worker, window, attempts)
                     continue
@@ -234,11 +229,7 @@ class Workers:
             payload = decode(memoryview(blob)[:size])
             update = Update(payload, header["weight"], header["metrics"])
             return Trained(update, blob[size:], header["seconds"])
-        fields = header["fields"]
-        if kind == "ClientScore":
-            shared = fields["shared"] and _score(fields["shared"])
-            return ClientScore(fields["client"], shared, _score(fields["personal"]), fields["fallback"])
-        return _score(fields) if kind == "Score" else Lost(**fields)
+        return read_result(kind, header["fields"])
 
     def _drain(self) -> None:
         """Wait for jobs of a round that was abandoned, and drop their results."""

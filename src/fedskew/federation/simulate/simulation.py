@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol
 
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.metrics import ClientRow, Metrics
-from fedskew.evaluation.scores import ClientScore, Score, per_client, summarise, thirds
+from fedskew.evaluation.scores import ClientScore, Score, thirds
+from fedskew.evaluation.summary import Summary
 from fedskew.federation.protocol import Reply
 from fedskew.federation.simulate.faults import Fault, fault_at
 from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
@@ -71,7 +72,7 @@ class Simulation:
         self.population = world.population
         self.newcomers = frozenset(newcomers)
         self.evaluated = range(self.population) if evaluated is None else evaluated
-        self.scores: list[ClientScore] = []  # of the last evaluation, one per client
+        self.summary = Summary()  # of the last evaluation
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.client_seconds = 0.0  # time that clients have trained so far
@@ -125,23 +126,25 @@ class Simulation:
         sizes = self.world.test.sizes()
         tested = [c for c in self.evaluated if sizes[c]]
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
-        test: Score | None = None
-        self.scores = []
+        self.summary = Summary(self.newcomers)
         for job, result in zip(jobs, self._map(jobs, broadcast), strict=True):
             if isinstance(result, Score):
-                test = result if test is None else test + result
+                self.summary.add_test(result)
             elif isinstance(result, ClientScore):
-                self.scores.append(result)
+                self.summary.add(result)
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
         sampled = len(self.evaluated) < self.population
-        return summarise(test, self.scores, self.newcomers, sampled, self.groups)
+        return self.summary.metrics(sampled, self.groups)
 
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round
 
     def per_client(self) -> dict[str, ClientRow]:
-        return per_client(self.scores)
+        return self.summary.rows()
+
+    def confusion(self) -> dict[str, list[list[int]]]:
+        return self.summary.confusion()
 
     def _map(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
         if self.pool is not None:

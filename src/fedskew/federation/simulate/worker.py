@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import json
 import os
 import signal
 import sys
@@ -12,9 +10,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 
 from fedskew.core.tensors import Payload
+from fedskew.evaluation.counts import Counts, Predictions
 from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, die, perform
 from fedskew.federation.simulate.shared_memory import (
@@ -27,6 +28,8 @@ from fedskew.federation.simulate.shared_memory import (
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
+
+KINDS = (torch.float32, torch.int64, torch.int64)  # of the tensors of `Predictions`
 
 
 def keep_freed_memory() -> None:
@@ -43,14 +46,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def to_json(header: dict[str, Any]) -> bytes:
-    """A message between parent and worker as bytes."""
-    return json.dumps(header).encode()
+def pack(header: dict[str, Any]) -> bytes:
+    """A message between parent and worker as bytes (MessagePack)."""
+    return msgspec.msgpack.encode(header)
 
 
-def from_json(message: bytes) -> dict[str, Any]:
-    """The inverse of `to_json`."""
-    return dict(json.loads(message))
+def unpack(message: bytes) -> dict[str, Any]:
+    """The inverse of `pack`."""
+    return dict(msgspec.msgpack.decode(message))
 
 
 def serve(pipe: Connection, world: World, folder: Path, number: int) -> None:
@@ -66,9 +69,9 @@ def serve(pipe: Connection, world: World, folder: Path, number: int) -> None:
     world.initial  # noqa: B018  cached before the first job
     files = WorkerFiles(folder, number)
     try:
-        pipe.send_bytes(to_json({"ready": True}))
+        pipe.send_bytes(pack({"ready": True}))
         while True:
-            header = from_json(pipe.recv_bytes())
+            header = unpack(pipe.recv_bytes())
             job = Job(**header["job"])
             if job.fault == "die":
                 die()
@@ -106,15 +109,59 @@ class WorkerFiles:
         Other results are small, and are part of the message itself.
         """
         if not isinstance(result, Trained):
-            return to_json({"kind": type(result).__name__, "fields": _plain(result)})
+            return pack({"kind": type(result).__name__, "fields": plain_result(result)})
         update, state = result.update, result.state
         size = size_in_bytes(update.payload)
         name, buffer = self.results.of(slot, size + len(state))
         encode_into(buffer, update.payload)
         buffer[size : size + len(state)] = state
         about = {"weight": update.weight, "metrics": update.metrics, "seconds": result.seconds}
-        return to_json({"kind": "Trained", "file": name, "sizes": [size, len(state)], **about})
+        return pack({"kind": "Trained", "file": name, "sizes": [size, len(state)], **about})
 
 
-def _plain(result: ClientScore | Score | Lost) -> dict[str, Any]:
-    return result._asdict() if isinstance(result, Lost) else dataclasses.asdict(result)
+def plain_result(result: ClientScore | Score | Lost) -> dict[str, Any]:
+    """A result that is small enough for the message itself, as plain values; `read_result` is the inverse."""
+    if isinstance(result, Lost):
+        return result._asdict()
+    if isinstance(result, Score):
+        return plain_score(result)
+    return {
+        "client": result.client,
+        "shared": result.shared and plain_score(result.shared),
+        "personal": None if result.personal is result.shared else plain_score(result.personal),
+        "fallback": result.fallback,
+    }
+
+
+def plain_score(score: Score) -> dict[str, Any]:
+    """A score with its predictions as plain values."""
+    made = score.made
+    if isinstance(made, Predictions):
+        arrays = [tensor.numpy().tobytes() for tensor in made]
+    else:
+        arrays = [] if made is None else [array.tobytes() for array in made.arrays]
+    return {"correct": score.correct, "total": score.total, "loss": score.loss, "made": arrays}
+
+
+def read_score(fields: dict[str, Any]) -> Score:
+    """The inverse of `plain_score`."""
+    correct, total, arrays = tuple(fields["correct"]), tuple(fields["total"]), fields["made"]
+    made: Counts | Predictions | None = None
+    if len(arrays) == len(Predictions._fields):
+        log_p, y, predicted = (torch.frombuffer(bytearray(a), dtype=t) for a, t in zip(arrays, KINDS, strict=True))
+        made = Predictions(log_p.view(-1, len(total)), y, predicted)
+    elif arrays:
+        a, b, c, d, e = (np.frombuffer(array, np.int64) for array in arrays)
+        made = Counts(len(total), (a, b), (c, d), e.reshape(3, -1))
+    return Score(correct, total, fields["loss"], made)
+
+
+def read_result(kind: str, fields: dict[str, Any]) -> ClientScore | Score | Lost:
+    """The inverse of `plain_result`; `kind` is the name of its class."""
+    if kind == "Lost":
+        return Lost(**fields)
+    if kind == "Score":
+        return read_score(fields)
+    shared = fields["shared"] and read_score(fields["shared"])
+    personal = shared if fields["personal"] is None else read_score(fields["personal"])
+    return ClientScore(fields["client"], shared, personal, fields["fallback"])
