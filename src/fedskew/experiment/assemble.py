@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,9 @@ from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
 
+EVALUATION_SHARE = 0.1  # of a run's work, with evaluation.every=auto
+FEW_SAMPLES = 200_000  # evaluated in the whole run: seconds for a small net, so evaluation.every=auto is every round
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lineup:
@@ -35,6 +39,7 @@ class Lineup:
     evaluated: tuple[int, ...]  # clients that are evaluated on their own test samples
     cohort_size: int  # clients asked to train in a round
     quorum: int  # usable updates a round needs
+    evaluate_every: int = 1  # rounds between evaluations
 
     def cohort(self, round: int) -> list[int]:
         """The clients asked to train in this round."""
@@ -161,7 +166,29 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         evaluated=tuple(evaluated),
         cohort_size=size,
         quorum=quorum,
+        evaluate_every=evaluation_spacing(experiment, world, evaluated, members, size),
     )
+
+
+def evaluation_spacing(
+    experiment: Experiment, world: World, evaluated: Sequence[int], members: Sequence[int], cohort_size: int
+) -> int:
+    """The rounds between evaluations: `evaluation.every`, or for "auto" a number that follows from sample counts.
+
+    A sample that is trained on counts as three that are evaluated: its backward pass takes twice the forward pass.
+    """
+    every = experiment.evaluation.every
+    if every != "auto":
+        return every
+    tests, trains = world.test.sizes(), world.train.sizes()
+    models = 1 if world.uses_shared_model({}) and not experiment.method.personal else 2
+    evaluation = len(world.y_test) + models * sum(tests[c] for c in evaluated)
+    training, samples = experiment.training, sum(trains[c] for c in members) / max(len(members), 1)
+    passed = samples * training.epochs if training.steps is None else training.steps * training.batch_size
+    work = max(1.0, 3 * cohort_size * passed)
+    if evaluation * world.rounds <= FEW_SAMPLES:
+        return 1
+    return min(world.rounds, max(1, math.ceil((1 - EVALUATION_SHARE) / EVALUATION_SHARE * evaluation / work)))
 
 
 def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts: Sequence[Parts], device: str) -> World:

@@ -41,8 +41,9 @@ class Holdout:
 class Evaluation:
     """When and on what the model is evaluated."""
 
-    # rounds between evaluations; the last round is always evaluated
-    every: Count = 1
+    # rounds between evaluations; the last round is always evaluated. "auto": every round if all evaluations of the run
+    # together are small, else as many rounds as keep evaluation to about a tenth of the work, counted in samples
+    every: Count | Literal["auto"] = "auto"
     # how many clients are evaluated on their own test samples, the same ones each time; 0: all
     clients: Natural = 0
     # the samples to evaluate on: "validation" uses the validation samples in place of all test samples

@@ -70,7 +70,7 @@ class BaseRun(ABC):
                 self.experiment.rounds,
                 cohort or lineup.cohort,
                 quorum=lineup.quorum,
-                evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
+                evaluate=partial(is_evaluated, rounds=self.rounds, every=lineup.evaluate_every),
                 start=self.start,
             ):
                 last = (record.round, record.server)

@@ -48,6 +48,10 @@ class Store:
         """Whether this client has ever finished a round."""
         return client in self.rounds
 
+    def version(self, client: int) -> int | None:
+        """The round of a client's current state; None if it has none."""
+        return self.rounds[client][-1] if client in self.rounds else None
+
     def get(self, client: int) -> Blob:
         """A client's state after its last committed round; b"" if it has none."""
         if client not in self.rounds:
