@@ -2,8 +2,8 @@
 
     settings.toml       the experiment
     records.jsonl       one record per round
-    clients/            states of clients, one file per version
-    clients.jsonl       the committed versions of client states in order, with checksums
+    clients/            states of clients, in segments: a few large files (see federation/segments.py)
+    clients.jsonl       the committed versions of client states in order, with checksums and places
     checkpoints/        the server's state after a round; a file's name ends in its SHA-256
     server.safetensors  model.safetensors  result.json     of a finished run
     deployment.json     of a run between sites: their names (see deploy/server.py)
@@ -16,6 +16,7 @@ kept: if the checksum of one does not match, the one before it is used.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Iterable
@@ -36,6 +37,7 @@ from fedskew.core.tensors import Payload
 from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.experiment.result import Result
 from fedskew.federation.protocol import Record, merge_late
+from fedskew.federation.segments import Place
 from fedskew.federation.store import Damaged, Store, Version
 from fedskew.federation.wire import decode, decode_with_notes, encode
 
@@ -131,7 +133,10 @@ def _read_result(path: Path) -> Result:
 
 
 def _parse_versions(lines: bytes) -> Iterable[Version]:
-    return (Version(**json.loads(line)) for line in lines.splitlines())
+    for line in lines.splitlines():
+        fields = json.loads(line)
+        place = fields.pop("place", None)
+        yield Version(**fields, place=None if place is None else Place(*place))
 
 
 class RunDirectory:
@@ -195,6 +200,8 @@ class RunDirectory:
         with self.index.open("a") as file:
             for version in self.store.flush(until=round):
                 file.write(json.dumps(version._asdict()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         notes = {
             "round": round,
             "records": self.records.stat().st_size,
