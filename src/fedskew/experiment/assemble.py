@@ -53,6 +53,15 @@ class Assembled(Lineup):
     data: DataSet
     partition: Partition
 
+    def with_world(self, world: World) -> Assembled:
+        """This with an equal world whose arrays are elsewhere, in shared memory, so that the loaded ones are freed."""
+        data = self.data
+        if data.x_train.ctypes.data == self.world.x.data_ptr():
+            data = replace(data, x_train=world.x.numpy())
+        if data.x_test.ctypes.data == self.world.x_test.data_ptr():
+            data = replace(data, x_test=world.x_test.numpy())
+        return replace(self, world=world, data=data)
+
 
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
     """(clients asked to train in a round, usable updates it needs) if `members` clients may train."""

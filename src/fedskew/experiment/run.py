@@ -171,6 +171,7 @@ class Run(BaseRun):
             newcomers=self.assembled.newcomers,
             evaluated=self.assembled.evaluated,
         )
+        self.assembled = self.assembled.with_world(self.simulation.world)
         with self.simulation:
             yield from self._carry_out(self.simulation, self.assembled)
 

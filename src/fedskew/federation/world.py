@@ -222,8 +222,12 @@ class World:
         flat = {f"{name}.{part}": getattr(r, part) for name, r in ragged.items() for part in Ragged._fields}
         return {"x": self.x, "y": self.y, "x_test": self.x_test, "y_test": self.y_test, "public": self.public, **flat}
 
+    def without_arrays(self) -> World:
+        """A copy of this world with empty arrays, to be pickled."""
+        return self.with_arrays({name: t[:0].clone() for name, t in self.arrays().items()})
+
     def with_arrays(self, arrays: dict[str, Tensor]) -> World:
-        """A copy of this world with other arrays: the same values in shared memory, or empty ones to pickle."""
+        """A copy of this world with other arrays: the same values in shared memory, say."""
         ragged: dict[str, Any] = {
             name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
             for name in ("train", "validation", "test")
