@@ -170,6 +170,7 @@ class Run(BaseRun):
             faults=self.experiment.trouble.faults(),
             newcomers=self.assembled.newcomers,
             evaluated=self.assembled.evaluated,
+            wait_for_workers=False,
         )
         self.assembled = self.assembled.with_world(self.simulation.world)
         with self.simulation:

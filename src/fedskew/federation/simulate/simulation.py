@@ -55,6 +55,8 @@ class Simulation:
         faults: faults to simulate.
         newcomers: clients that never train. They are evaluated as a group of their own.
         evaluated: clients that are evaluated on their own test samples; None evaluates all.
+        wait_for_workers: whether jobs wait until worker processes have started; False performs them in this process
+            meanwhile, and so does workers=None.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Simulation:
         faults: Sequence[Fault] = (),
         newcomers: Sequence[int] = (),
         evaluated: Sequence[int] | None = None,
+        wait_for_workers: bool = True,
     ) -> None:
         self.world, self.store, self.faults = world, store or Store(), tuple(faults)
         self.population = world.population
@@ -77,7 +80,7 @@ class Simulation:
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.shared_model: dict[int, tuple[int | None, bool]] = {}  # client -> (version of its state, uses it)
         self.client_seconds = 0.0  # time that clients have trained so far
-        self.pool = self._make_pool(workers, engine)
+        self.pool = self._make_pool(workers, engine, wait_for_workers)
         if self.pool is not None:
             self.world = self.pool.world
             if workers is not None or engine == "ray":
@@ -87,13 +90,13 @@ class Simulation:
                     self.pool.close()
                     raise
 
-    def _make_pool(self, workers: int | None, engine: Engine) -> WorkerPool | None:
+    def _make_pool(self, workers: int | None, engine: Engine, wait: bool) -> WorkerPool | None:
         if engine == "ray":
             return Actors(self.world, workers)
         count = cores() if workers is None else workers
         if count == 1 or self.world.device != "cpu":
             return None
-        return Workers(self.world, count, wait_for_start=workers is not None)
+        return Workers(self.world, count, wait_for_start=wait and workers is not None)
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         self.store.discard()  # states of a round that was abandoned
