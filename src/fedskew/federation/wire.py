@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -76,10 +77,21 @@ def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] |
     """Write the payload to the start of `buffer`; returns the number of bytes written."""
     header, offsets, end = _plan(layout_of(payload), tuple(payload), json.dumps(notes or {}))
     buffer[: len(header)] = header
-    tensors = (t for group in payload.values() for t in group.values())
-    for offset, t in zip(offsets, tensors, strict=True):
-        _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
+    first = 0
+    for group in payload.values():
+        places = offsets[first : first + len(group)]
+        first += len(group)
+        if group.flat is not None and list(places) == _consecutive(places[0], group):
+            group = Tensors(all=group.flat)
+        for offset, t in zip(places, group.values(), strict=False):
+            _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
     return len(header) + end
+
+
+def _consecutive(start: int, group: Tensors) -> list[int]:
+    """Offsets of a group's tensors if they follow each other without gaps."""
+    sizes = [t.numel() * t.element_size() for t in group.values()]
+    return [start, *(start + end for end in accumulate(sizes[:-1]))]
 
 
 def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearray:
@@ -131,9 +143,24 @@ def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, di
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a payload: {error}") from None
     payload: Payload = {group: Tensors() for group in groups}
-    for (group, name, kind, shape), offset in entries:
-        payload[group][name] = _tensor(view, KINDS[kind], shape, 8 + size + offset)
+    for group, in_group in groupby(entries, key=lambda entry: entry[0][0]):
+        payload[group] = _group(view, list(in_group), 8 + size)
     return payload, json.loads(notes)
+
+
+def _group(view: memoryview, entries: list[tuple[TensorSpec, int]], start: int) -> Tensors:
+    """The tensors of one group: views of one vector, if they have one type and follow each other."""
+    kind, offset = entries[0][0][2], entries[0][1]
+    counts = [torch.Size(shape).numel() for (_, _, _, shape), _ in entries]
+    width = KINDS[kind].itemsize
+    ends = [offset + width * end for end in accumulate(counts, initial=0)]
+    if any(spec[2] != kind or at != end for (spec, at), end in zip(entries, ends, strict=False)) or not sum(counts):
+        return Tensors({name: _tensor(view, KINDS[k], shape, start + at) for (_, name, k, shape), at in entries})
+    flat = torch.frombuffer(view, dtype=KINDS[kind], count=sum(counts), offset=start + offset)
+    parts = torch.split(flat, counts)
+    made = Tensors({name: part.view(shape) for ((_, name, _, shape), _), part in zip(entries, parts, strict=True)})
+    made.flat = flat
+    return made
 
 
 def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
