@@ -41,7 +41,7 @@ def plain(net: nn.Module, data: Data, classes: int) -> tuple[Tensor, Tensor, flo
     correct, total, loss = torch.zeros(classes).long(), torch.zeros(classes).long(), 0.0
     for positions in pieces(len(data), BATCH):
         x, y = data.take(positions)
-        logits = outputs(net, net, x)
+        logits = outputs(net, net, x, batch_statistics=False)
         correct += torch.bincount(y[logits.argmax(1) == y], minlength=classes)
         total += torch.bincount(y, minlength=classes)
         loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))

@@ -21,7 +21,7 @@ def main() -> None:
             if record.metrics is not None:
                 values = {name: figure.read(record) for name, figure in ACCURACIES.items()}
                 texts = {name: f"{value:.4f}" for name, value in values.items() if value is not None}
-                rows.append({"run": path.name, "round": str(record.round + 1), **texts})
+                rows.append({"run": path.name, "round": str(record.number), **texts})
     columns = [name for name in ("run", "round", *ACCURACIES) if any(name in row for row in rows)]
     writer = csv.DictWriter(sys.stdout, columns)
     writer.writeheader()

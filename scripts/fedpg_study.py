@@ -37,16 +37,17 @@ from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.federation.wire import size_of
 from fedskew.federation.world import World
-from fedskew.methods._shared.generators import nearest_is_own, virtual_labels
+from fedskew.methods._shared.generators import nearest_is_own
 from fedskew.methods._shared.prototypes import GROUP
+from fedskew.methods._shared.virtual import virtual_labels
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedpg import VIRTUAL, FedPG
 
 METHODS: dict[str, Method] = {
     "FedAvg": FedAvg(),
-    "FedPG": FedPG(),
+    "FedPG": FedPG(source="generator"),
     "FedPG, preset paper": FedPG(preset="paper"),
-    "FedPG, gen cnn": FedPG(gen="cnn"),
+    "FedPG, gen cnn": FedPG(source="generator", gen="cnn"),
 }
 COLUMNS, POINTS = 10, 600  # virtual images shown of a class; test samples in a t-SNE
 

@@ -1,9 +1,9 @@
 """Plant faults in the source, one at a time, and see whether the tests notice.
 
-    python scripts/mutate.py                      all faults of scripts/faults.toml
+    python scripts/mutate.py                      all faults of scripts/planted.toml
     python scripts/mutate.py --only seed --jobs 2 those whose name contains "seed", two at a time
 
-A fault is a table of faults.toml: the file under src/fedskew, the text to replace (`old`, which must occur exactly
+A fault is a table of planted.toml: the file under src/fedskew, the text to replace (`old`, which must occur exactly
 once), what to put there (`new`), and the tests that should fail. Each fault is planted in a temporary copy of src;
 the working tree is never changed. The tests must pass without any fault, or nothing is learnt: that is checked first.
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS = Path(__file__).with_name("faults.toml")
+FAULTS = Path(__file__).with_name("planted.toml")
 
 
 @dataclass(frozen=True)

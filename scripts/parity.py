@@ -58,7 +58,7 @@ def compare(folder: Path, method: str, rounds: int = 3, stranger: bool = False) 
             raise RuntimeError(server.output())
         for site in sites:
             site.wait_for("the run is over")
-            site.end(15)
+            site.end(60)
         result = trial.result("run")
     assert alone.result is not None
     differ = [field for field in COMPARED if result[field] != alone.result.as_dict()[field]]

@@ -38,7 +38,7 @@ class Process:
         """What the process has printed so far."""
         return self.log.read_bytes()[self.offset :].decode()
 
-    def wait_for(self, pattern: str, seconds: float = 180, count: int = 1) -> str:
+    def wait_for(self, pattern: str, seconds: float = 600, count: int = 1) -> str:
         """Wait until the output matches a pattern `count` times; returns the first group of that match."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

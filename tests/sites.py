@@ -16,6 +16,7 @@ from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import as_header
 from fedskew.deploy.node import Node
+from fedskew.deploy.policy import Policy
 from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
@@ -60,7 +61,7 @@ class Played:
 
 
 def few_digits(folder: Path) -> str:
-    """A file of 300 digits: the server and all sites read it, and deal it alike."""
+    """A file of 300 digits: the server and all sites read it and split it in the same way."""
     path = folder / "few.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,10 +76,12 @@ def few_digits(folder: Path) -> str:
     return str(path)
 
 
-def nodes_in(folder: Path, data: str | list[str] = "") -> list[Node]:
+def nodes_in(folder: Path, data: str | list[str] = "", policy: Policy | None = None) -> list[Node]:
     """Three sites with their folders of states; a site that is made anew finds its old ones."""
     given = [data or few_digits(folder)] * len(NAMES) if isinstance(data, str) else data
-    return [Node(text, States(folder / name), name=name) for name, text in zip(NAMES, given, strict=True)]
+    return [
+        Node(text, States(folder / name), name=name, policy=policy) for name, text in zip(NAMES, given, strict=True)
+    ]
 
 
 def served(

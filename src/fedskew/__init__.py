@@ -3,9 +3,9 @@
 >>> import fedskew
 >>> run = fedskew.run(fedskew.Experiment(method=fedskew.FedProx(mu=0.1), data="digits", rounds=2))
 >>> for record in run:
-...     print(record.round, sorted(record.training))
-0 ['loss']
+...     print(record.number, sorted(record.training))
 1 ['loss']
+2 ['loss']
 >>> run.result.method
 'fedprox'
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedskew.core.tensors import Tensors as Tensors
     from fedskew.core.training import Training as Training
     from fedskew.data.dataset import DataSet as DataSet
-    from fedskew.data.sources.loading import load as load
+    from fedskew.data.sources.loading import load_data as load_data
     from fedskew.data.sources.user_data import from_dataset as from_dataset
     from fedskew.data.split.chain import make_partition as make_partition
     from fedskew.evaluation.figures import to_target as to_target
@@ -33,12 +33,17 @@ if TYPE_CHECKING:
     from fedskew.experiment.config import Evaluation as Evaluation
     from fedskew.experiment.config import Experiment as Experiment
     from fedskew.experiment.config import Holdout as Holdout
+    from fedskew.experiment.config import Stop as Stop
     from fedskew.experiment.config import Trouble as Trouble
+    from fedskew.experiment.export import export as export
     from fedskew.experiment.result import Result as Result
     from fedskew.experiment.run import Run as Run
     from fedskew.experiment.run import resume as resume
     from fedskew.experiment.run import run as run
     from fedskew.experiment.run_directory import read_run as read_run
+    from fedskew.experiment.use import Predictions as Predictions
+    from fedskew.experiment.use import TrainedModel as TrainedModel
+    from fedskew.experiment.use import load as load
     from fedskew.federation.protocol import Record as Record
     from fedskew.methods import *  # noqa: F403  every method by its class name
     from fedskew.methods import REGISTRY as METHODS
@@ -52,15 +57,17 @@ _MODULES = {
     "core.tensors": ("Payload", "Tensors"),
     "core.training": ("Training",),
     "data.dataset": ("DataSet",),
-    "data.sources.loading": ("load",),
+    "data.sources.loading": ("load_data",),
     "data.sources.user_data": ("from_dataset",),
     "data.split.chain": ("make_partition",),
     "evaluation.figures": ("to_target",),
     "evaluation.metrics": ("Metrics",),
-    "experiment.config": ("Evaluation", "Experiment", "Holdout", "Trouble"),
+    "experiment.config": ("Evaluation", "Experiment", "Holdout", "Stop", "Trouble"),
+    "experiment.export": ("export",),
     "experiment.result": ("Result",),
     "experiment.run": ("Run", "resume", "run"),
     "experiment.run_directory": ("read_run",),
+    "experiment.use": ("Predictions", "TrainedModel", "load"),
     "federation.protocol": ("Record",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

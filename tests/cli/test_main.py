@@ -51,6 +51,25 @@ def test_json_prints_one_object_and_everything_else_goes_to_stderr(fedskew: Any)
     assert result["digest"] == again["digest"] != other["digest"]
 
 
+def test_a_run_that_a_method_is_not_meant_for_is_warned_in_one_line(
+    fedskew: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert fedskew("run", "--method", "feddyn", "--set", "training.momentum=0.9", *FEW).code == 0
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith("FedDyn is meant for SGD without momentum (")
+    caplog.clear()
+    assert fedskew("run", "--method", "feddyn", *FEW).code == 0
+    assert not caplog.records
+
+
+@pytest.mark.slow
+def test_the_warning_goes_to_stderr(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedskew", "run", "--method", "fedper", "--clients-per-round", "2", *FEW]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("FedPer is meant for all clients in every round (")
+
+
 def test_the_metrics_have_every_key(fedskew: Any) -> None:
     metrics = fedskew("run", "--json", "--set", "holdout.newcomers=2", *FEW).json()["metrics"]
     detail = {"samples", "predicted", "balanced_accuracy", "macro_f1", "weighted_f1", "auroc", "auprc", "ece"}
@@ -90,9 +109,9 @@ def test_clients_per_round_reaches_the_run(fedskew: Any, tmp_path: Path) -> None
 
 
 def test_rounds_and_bytes_to_a_target_are_reported(fedskew: Any) -> None:
-    done = fedskew("run", "--json", "--target", "0.01", *FEW).json()
+    done = fedskew("run", "--json", "--target", "2", *FEW).json()
     assert done["to_target"]["rounds"] == 1
-    assert "not reached" in fedskew("run", "--target", "0.999", *FEW).out
+    assert "not reached" in fedskew("run", "--target", "99.9", *FEW).out
 
 
 def test_a_run_names_faults_and_continues(fedskew: Any) -> None:
@@ -110,6 +129,43 @@ def test_a_lost_quorum_stops_the_run_with_its_state_saved(fedskew: Any) -> None:
     assert "fedskew run --resume run" in done.err
     assert len(Path("run/records.jsonl").read_text().splitlines()) == 1
     assert list(Path("run/checkpoints").iterdir())
+
+
+WILD = ("--set", "training.lr=1e5", *FEW)
+
+
+@pytest.mark.parametrize("rate", ["1e5", "1e30"])  # a loss is not finite; no update is
+def test_a_diverged_run_ends_with_the_reason_and_does_not_advise_to_resume(fedskew: Any, rate: str) -> None:
+    done = fedskew("run", *FEW, "--set", f"training.lr={rate}")
+    assert done.code == 3
+    assert "the run diverged in round 1" in done.err
+    assert "not finite" in done.err
+    assert "smaller training.lr" in done.err
+    assert "resume with" not in done.err
+
+
+def test_a_run_may_go_on_with_a_warning(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "warn", *WILD)
+    assert "warning: the run diverged in round 1" in done.out
+
+
+def test_the_json_of_a_diverged_run_is_valid_and_says_so(fedskew: Any) -> None:
+    done = fedskew("run", "--json", *WILD)
+    assert done.code == 3
+    assert "NaN" not in done.out
+    assert json.loads(done.out)["diverged"].startswith("the run diverged in round")
+
+
+def test_a_comparison_counts_a_diverged_run_as_failed(fedskew: Any) -> None:
+    done = fedskew("compare", "fedavg", *WILD)
+    assert done.code == 0
+    assert "fedavg seed 0 failed: the run diverged in round" in done.out
+
+
+def test_on_divergence_is_stop_or_warn(fedskew: Any) -> None:
+    done = fedskew("run", "--on-divergence", "ignore", *FEW)
+    assert done.code == 2
+    assert "on_divergence" in done.err
 
 
 def test_personal_models_are_printed_only_if_they_differ_from_the_global_model(fedskew: Any) -> None:
@@ -139,12 +195,18 @@ ERRORS = [
     (["run", "--model", "mlp:hiden=3"], "did you mean 'hidden'?"),
     (["run", "--rounds", "0"], "rounds"),
     (["run", "--rounds", "many"], "rounds"),
+    (["run", "--rounds", "99999999999999999999"], "expected a whole number of at least 1 and of at most 1000000"),
+    (["run", "--set", "training.epochs=0"], "epochs=0 is invalid: expected a whole number of at least 1"),
+    (["run", "--set", "training.steps=0"], "steps=0"),
+    (["run", "--method", "fedprox:mu=-5"], "mu='-5' is invalid: expected a number of at least 0"),
+    (["run", "--method", "fedprox:nu=1"], "did you mean 'mu'?"),
+    (["run", "--method", "fedavg+fedprox"], "expected one method"),
     (["run", "--seed", "-1"], "seed"),
     (["run", "--clients-per-round", "11"], "there are 10 clients"),
     (["run", "--clients-per-round", "some"], "clients_per_round"),
     (["run", "--set", "training.lr=-1"], "lr=-1"),
     (["run", "--set", "training.lrr=1"], "did you mean 'lr'?"),
-    (["run", "--set", "method.mu=1"], "method fedavg"),
+    (["run", "--set", "method.mu=1"], "method fedavg has no setting 'mu'; add --method with one that has it:"),
     (["run", "--set", "training"], "--set training is invalid: expected name=value"),
     (["run", "--resume", "x", "--seed", "1"], "cannot be combined with other settings"),
     (["run", "--set", "rounds.x=1"], "rounds"),
@@ -152,8 +214,9 @@ ERRORS = [
     (["run", "--set", "training.augment=flp"], "did you mean 'flip'?"),
     (["run", "--config", "absent.toml"], "absent.toml"),
     (["run", "--config", "broken.toml"], "not valid TOML"),
-    (["run", "--device", "tpu"], "--device tpu is not available: expected auto, cpu"),
+    (["run", "--device", "tpu"], "device tpu is not available: expected auto, cpu"),
     (["run", "--workers", "0"], "at least 1"),
+    (["run", "--workers", "two"], "workers='two' is invalid"),
     (["run", "--fault", "nann"], "did you mean 'nan'?"),
     (["run", "--fault", "nan:rate=2"], "rate"),
     (["run", "--quorum", "99"], "quorum"),
@@ -210,7 +273,7 @@ def test_without_a_command_the_commands_are_listed(fedskew: Any) -> None:
 
 def test_compare_prints_one_table_and_can_be_resumed(fedskew: Any, tmp_path: Path) -> None:
     words = ["compare", "fedavg", "fedper", "--rounds", "2", "--seeds", "0,1", "--workers", "1", "--out", "table"]
-    done = fedskew(*words, "--target", "0.05")
+    done = fedskew(*words, "--target", "5")
     assert done.code == 0, done.err
     for word in ("fedavg seed 1 round 2/2", "rounds to target", "±", "fedper"):
         assert word in done.out

@@ -25,7 +25,7 @@ from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.methods.fedddc import FedDDC
 
 SMALL = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=12", rounds=1, method=FedDDC(I=2, J=2))
-DIGITS = fedskew.load("digits")
+DIGITS = fedskew.load_data("digits")
 PAGE = Path(__file__).parents[2] / "docs" / "public.md"
 
 

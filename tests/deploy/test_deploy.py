@@ -18,7 +18,9 @@ from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.messages import Request, SiteFacts, as_header
 from fedskew.deploy.node import Node
+from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
+from fedskew.experiment import use
 from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
 from fedskew.experiment.run import Run
@@ -148,7 +150,7 @@ def test_a_server_whose_last_checkpoint_is_torn_goes_back_one_round_and_the_site
 
 
 def test_a_site_serves_one_run_after_another(tmp_path: Path) -> None:
-    nodes = nodes_in(tmp_path)
+    nodes = nodes_in(tmp_path, policy=Policy(methods=frozenset({"scaffold"})))
     for place, lr in enumerate((0.1, 0.05)):
         what = experiment(training=Training(lr=lr, batch_size=64))
         result, _ = in_one_process(what, tmp_path)
@@ -274,8 +276,8 @@ def test_what_flower_reports_is_printed(tmp_path: Path) -> None:
     played.told.put(({"event": "reply", "batch": -5, "node": 101, "header": {}}, b""))
     played.told.put(({"event": "nodes", "online": [100, 101]}, b""))
     list(between)
-    assert "site south answered too late: dropped" in said
-    assert "refused somebody" in said
+    assert "warning: site south answered too late: dropped" in said
+    assert "warning: refused somebody" in said
     assert "site north is online" in said
     assert "site west is offline" in said
 
@@ -291,7 +293,7 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
     record = next(iter(between))
     assert between.agreed.sites == ["north", "south", "west"]
     assert record.trained == [0, 1, 2]
-    assert "refused a second site named 'north': each site needs its own --name" in said
+    assert "warning: site north is refused: a second site named 'north'; each site needs its own --name" in said
     assert between.roster.nodes == {"west": 100, "north": 101, "south": 102}
 
 
@@ -398,6 +400,32 @@ def test_pixels_are_normalised_over_all_sites_as_over_one_set() -> None:
     assert task.std == pytest.approx(data.std, rel=1e-12)
 
 
+def test_sites_with_tables_fill_and_scale_them_alike(tmp_path: Path) -> None:
+    """Three hospitals: one lacks a column, one has a ward of its own; what the server keeps can be used."""
+    rows = {
+        "north": [f"{i},{'' if i % 3 else 1},{'ab'[i % 2]},{i % 2}" for i in range(20)],
+        "south": [f"{i + 5},,{'ab'[i % 2]},{i % 2}" for i in range(20)],
+        "west": [f"{i - 5},{i % 4},{'bc'[i % 2]},{i % 2}" for i in range(20)],
+    }
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,ca,ward,y", *lines]) + "\n")
+    paths = [f"{tmp_path}/{name}.csv" for name in rows]
+    said: list[str] = []
+    what = replace(experiment("fedavg"), data="sites", model="mlp:hidden=4")
+    between, _ = served(what, tmp_path, nodes=nodes_in(tmp_path, paths), said=said)
+    last = list(between)[-1]
+    assert last.metrics is not None
+    assert last.metrics.clients is not None
+    assert any("missing values in 1 column by column means; indicator columns for ca" in line for line in said)
+    model = use.load(tmp_path / "run")
+    assert model.card.clients == ("north", "south", "west")
+    assert model.card.table is not None
+    assert model.card.table.features == ("age", "ca", "ca missing", "ward=a", "ward=b", "ward=c")
+    assert len(model.predict(tmp_path / "west.csv").classes) == 20
+    with pytest.raises(UsageError, match="a site's own model stays with the site"):
+        use.load(tmp_path / "run", client="west")
+
+
 def facts(**changes: Any) -> SiteFacts:
     return SiteFacts(**({"shape": (4,), "kind": "float32", "labels": ("a", "b"), "samples": 9} | changes))
 
@@ -435,23 +463,24 @@ def test_a_method_with_public_data_needs_them_on_the_server() -> None:
 
 
 def ask(**changes: Any) -> Header:
-    return as_header(Request("work", "0123456789abcdef", "digits")) | changes
+    settings = {"method": {"name": "fedavg"}, "split": SPLIT}
+    return as_header(Request("work", "0123456789abcdef", "digits", settings=settings)) | changes
 
 
 @pytest.mark.parametrize(
     ("header", "blob", "words"),
     [
-        (ask(run="../../etc"), b"", "does not name a run"),
+        (ask(run="../../etc"), b"", "the request is invalid"),
         (ask(), b"garbage", "not a payload"),
         ({"kind": "work"}, b"", "missing required field"),
         (
             ask(data="mnist", kind="hello"),
             b"",
-            "this run splits mnist, but this site joined with --data digits",
+            "this run splits mnist, but this site joined with other data",
         ),
         (ask(settings={"method": {"name": "fedavgg"}}), None, "unknown method 'fedavgg'; did you mean 'fedavg'?"),
         (ask(settings={"split": SPLIT}, sites=4), None, "the split has 3 clients, but there are 4 sites"),
-        (ask(settings={"split": SPLIT}, sites=3, initial="0"), None, "its initial model differs from the server's"),
+        (ask(client=0, sites=3, initial="0"), None, "its initial model differs from the server's"),
         (ask(data="sites", sites=3), None, "does not contain the common task"),
     ],
 )

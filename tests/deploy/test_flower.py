@@ -6,10 +6,10 @@ import base64
 import contextlib
 import io
 import queue
+import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,20 +17,24 @@ from typing import Any
 
 import pytest
 
-from fedskew.cli import deploy as commands
+from fedskew.cli import operations
 from fedskew.core.settings import UsageError
-from fedskew.deploy import certs, node
+from fedskew.deploy import certs, joining
 from fedskew.deploy import flower_process as child
-from fedskew.deploy.flower import carrier, gate, link
+from fedskew.deploy.flower import gate, signing, verdicts
 from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
-from fedskew.deploy.node import Node, server_address
+from fedskew.deploy.joining import server_address
+from fedskew.deploy.node import Node
+from fedskew.deploy.policy import Policy
 from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_directory import read_settings
 from sites import Played, few_digits, nodes_in
+
+ANY_FEDAVG = Policy(methods=frozenset({"fedavg"}))
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -105,17 +109,11 @@ class Told:
         self.heard.append(header)
 
 
-def a_link(*, secure: bool = True, limit: int = 100) -> tuple[link.Link, Told]:
-    made, pipe = object.__new__(link.Link), Told()
-    made.pipe, made.limit, made.secure, made.state = pipe, limit, secure, Known()  # type: ignore[assignment]
-    made.lock, made.taken, made.out = threading.RLock(), {}, {}
-    return made, pipe
+class Guarded:
+    """The part of a link that the gate uses."""
 
-
-@pytest.fixture
-def border(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signatures are Flower's to check, which need not be installed here."""
-    monkeypatch.setattr(gate, "signed", lambda key, headers: b"forged" not in headers)
+    def __init__(self, secure: bool = True) -> None:
+        self.pipe, self.secure, self.state, self.access = Told(), secure, Known(), None
 
 
 def request(key: bytes = b"known", size: int = 10, late: float = 0.0, **changes: bytes) -> dict[bytes, bytes]:
@@ -124,11 +122,12 @@ def request(key: bytes = b"known", size: int = 10, late: float = 0.0, **changes:
         b"content-length": str(size).encode(),
         b"flwr-public-key": base64.b64encode(key),
         b"flwr-timestamp": when.isoformat().encode(),
+        b"fedskew-protocol": signing.PROTOCOL,
     }
     return headers | {name.replace("_", "-").encode(): value for name, value in changes.items()}
 
 
-PULL, JOIN, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/activate-node", "/v1/fleet/push-object"
+PULL, JOIN = "/v1/fleet/pull-messages", "/v1/fleet/activate-node"
 
 
 @pytest.mark.parametrize(
@@ -141,6 +140,8 @@ PULL, JOIN, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/activate-node", "/v1/fl
         (PULL, lambda: request(size=9 << 20), 413, "a request may have at most"),
         (PULL, lambda: request(content_length=b"many"), 413, "a request may have at most"),
         (PULL, dict, 413, "a request may have at most"),
+        ("/v1/fleet/get-fab", lambda: request(), 404, "only the Fleet API"),
+        (PULL, lambda: request(fedskew_protocol=b"1"), 403, "version: it speaks 2, not '1'"),
         (PULL, lambda: request(flwr_timestamp=b"yesterday"), 401, "not signed"),
         (PULL, lambda: request(flwr_public_key=b"?"), 401, "not signed"),
         (PULL, lambda: request(late=200), None, ""),
@@ -154,8 +155,8 @@ PULL, JOIN, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/activate-node", "/v1/fl
 def test_a_request_is_let_in_only_from_a_known_key_with_a_right_clock(
     path: str, headers: Callable[[], dict[bytes, bytes]], status: int | None, words: str
 ) -> None:
-    made, pipe = a_link()
-    guard, sent = gate.Gate(None, made), headers()
+    made = Guarded()
+    guard, sent, pipe = gate.Gate(None, made), headers(), made.pipe
     refused = guard.refusal(path, sent, "10.0.0.9")
     assert (refused[0] if refused else None) == status
     assert words in (refused[1] if refused else "")
@@ -167,29 +168,10 @@ def test_a_request_is_let_in_only_from_a_known_key_with_a_right_clock(
 
 
 def test_without_keys_a_stranger_may_register_but_do_nothing_else() -> None:
-    guard = gate.Gate(None, a_link(secure=False)[0])
+    guard = gate.Gate(None, Guarded(secure=False))
     assert guard.refusal("/v1/fleet/register-node", request(b"stranger"), "p") is None
     assert guard.refusal(JOIN, request(b"stranger"), "p") is None
     assert guard.refusal(PULL, request(b"stranger"), "p") is not None
-
-
-@pytest.mark.usefixtures("border")
-def test_a_site_that_pushes_more_than_the_limit_is_left_out_at_once() -> None:
-    """100 bytes are allowed, and what one request may have on top: then its message is given up."""
-    made, pipe = a_link()
-    dropped: list[str] = []
-    made._delete = lambda message, sent: dropped.append(message)  # type: ignore[method-assign]
-    made.out = {"mine": link.Sent(1, 7), "another's": link.Sent(1, 8)}
-    guard = gate.Gate(None, made)
-    assert guard.refusal(PUSH, request(size=gate.REQUEST), "p") is None
-    for _ in range(3):  # what the site did not sign does not count against it
-        assert guard.refusal(PUSH, request(size=gate.REQUEST, forged=b""), "p") == (401, "not signed")
-    refused = guard.refusal(PUSH, request(size=101), "p")
-    assert refused is not None
-    assert refused[0] == 413
-    assert dropped == ["mine"]
-    assert list(made.out) == ["another's"]
-    assert pipe.heard[-1]["lost"] == "sent more than the limit of 100 bytes"
 
 
 class Response:
@@ -205,26 +187,27 @@ class Response:
 @pytest.mark.parametrize(
     ("joined", "status", "body", "kind", "words"),
     [
-        (False, 403, {"refused": "key: the server does not know this key"}, carrier.Refused, "does not know this key"),
-        (False, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
-        (True, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
-        (True, 403, {"refused": "key: the server does not know"}, carrier.Unknown, "restarted"),
-        (True, 401, "no", carrier.Unknown, "restarted"),
-        (False, 401, "no", carrier.Refused, "signature"),
-        (False, 412, {"code": 2004}, carrier.Away, "still regards this site as online"),
-        (True, 413, {"refused": "size: a reply may have 5 bytes"}, carrier.TooLarge, "5 bytes"),
-        (True, 503, "busy", carrier.Away, "503"),
-        (True, 500, ["a list"], carrier.Away, "500"),
+        (False, 403, {"refused": "key: the server does not know this key"}, verdicts.Refused, "does not know this key"),
+        (False, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
+        (True, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
+        (True, 403, {"refused": "key: the server does not know"}, verdicts.Unknown, "restarted"),
+        (True, 401, "no", verdicts.Unknown, "restarted"),
+        (False, 401, "no", verdicts.Refused, "signature"),
+        (False, 412, {"code": 2004}, verdicts.Away, "still regards this site as online"),
+        (True, 413, {"refused": "size: a reply may have 5 bytes"}, verdicts.TooLarge, "5 bytes"),
+        (True, 503, "busy", verdicts.Away, "503"),
+        (True, 503, {"refused": "busy: other sites are sending"}, verdicts.Busy, "other sites"),
+        (True, 410, {"refused": "late: the server does not wait"}, verdicts.Withdrawn, "does not wait"),
+        (False, 403, {"refused": "version: it speaks 2"}, verdicts.Refused, "it speaks 2"),
+        (True, 500, ["a list"], verdicts.Away, "500"),
     ],
 )
 def test_what_the_server_answers_decides_whether_a_site_tries_again(
     joined: bool, status: int, body: Any, kind: type[Exception], words: str
 ) -> None:
-    made = object.__new__(carrier.Carrier)
-    made.node = object() if joined else None
-    verdict = made._verdict(Response(status, body))
-    assert type(verdict) is kind
-    assert words in str(verdict)
+    made = verdicts.verdict(Response(status, body), joined)
+    assert type(made) is kind
+    assert words in str(made)
 
 
 # where Flower is
@@ -319,10 +302,10 @@ def play(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *events: dict[str, Any], stay: bool = False
 ) -> tuple[Scripted, list[str]]:
     script, said = Scripted(*((event, b"") for event in events)), list[str]()
-    monkeypatch.setattr(node, "FlowerProcess", lambda role, config, log: script)
+    monkeypatch.setattr(joining, "FlowerProcess", lambda role, config, log: script)
     site = Node("digits", States(tmp_path), name="north")
     try:
-        node.join(site, node.ServerAddress("here:1", insecure=True), stay=stay, say=said.append)
+        joining.join(site, joining.ServerAddress("here:1", insecure=True), stay=stay, say=said.append)
     except UsageError as mistake:
         said.append(f"mistake: {mistake}")
     assert script.closed
@@ -330,7 +313,11 @@ def play(
 
 
 DONE = {"event": "request", "header": {"kind": "done", "run": "0123456789abcdef", "data": "digits"}}
-OTHER = {"event": "request", "header": {"kind": "hello", "run": "0123456789abcdef", "data": "mnist"}}
+SETTINGS = {"method": {"name": "fedavg"}}
+OTHER = {
+    "event": "request",
+    "header": {"kind": "hello", "run": "0123456789abcdef", "data": "mnist", "settings": SETTINGS},
+}
 
 
 def test_a_site_answers_until_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +325,8 @@ def test_a_site_answers_until_the_run_is_over(tmp_path: Path, monkeypatch: pytes
     script, said = play(tmp_path, monkeypatch, joined, trouble, OTHER, arrived, DONE, arrived, OTHER)
     assert said[:2] == ["ready: joined here:1", "retrying"]
     assert "joined with --data digits" in said[2]
-    assert said[3] == "the run is over"
+    assert "joined with other data" in said[3]
+    assert said[4] == "the run is over"
     assert len(script.told) == 2
     assert len(script.frames) == 1
 
@@ -347,13 +335,13 @@ def test_a_site_leaves_even_if_its_last_word_does_not_arrive(tmp_path: Path, mon
     class Silent(Scripted):
         def receive(self, seconds: float | None = None) -> tuple[dict[str, Any], bytes] | None:
             if not self.frames:
-                assert seconds == node.LAST_REPLY_SECONDS
+                assert seconds == joining.LAST_REPLY_SECONDS
                 raise queue.Empty
             return super().receive(seconds)
 
     said: list[str] = []
-    monkeypatch.setattr(node, "FlowerProcess", lambda role, config, log: Silent((DONE, b"")))
-    node.join(Node("digits", States(tmp_path)), node.ServerAddress("here:1"), stay=False, say=said.append)
+    monkeypatch.setattr(joining, "FlowerProcess", lambda role, config, log: Silent((DONE, b"")))
+    joining.join(Node("digits", States(tmp_path)), joining.ServerAddress("here:1"), stay=False, say=said.append)
     assert said == ["the run is over"]
 
 
@@ -369,13 +357,13 @@ def test_a_site_that_is_refused_says_why_and_ends(tmp_path: Path, monkeypatch: p
 
 
 def test_one_process_has_a_sites_states(tmp_path: Path) -> None:
-    lock = node.lock_states(tmp_path / "state")
+    lock = joining.lock_states(tmp_path / "state")
     with pytest.raises(UsageError, match="in use by another"):
-        node.lock_states(tmp_path / "state")
+        joining.lock_states(tmp_path / "state")
     lock.release()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
-        node.lock_states(tmp_path / "file" / "state")
+        joining.lock_states(tmp_path / "file" / "state")
 
 
 @pytest.mark.parametrize(
@@ -481,13 +469,15 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
 ) -> None:
     import fedskew.deploy.server as server
 
-    monkeypatch.setattr(server, "FlowerProcess", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    monkeypatch.setattr(
+        server, "FlowerProcess", lambda *given: Played(nodes_in(tmp_path, policy=ANY_FEDAVG), named=False)
+    )
     data = few_digits(tmp_path)
     common = ["--insecure", "--data", data, "--split", "iid:clients=3", "--rounds", "2", "--timeout", "5"]
     said = fedskew("serve", *common, "--out", "one", "--json")
     assert said.code == 0
     assert "ready: http://127.0.0.1:1, waiting for 3 sites (any)" in said.err
-    assert "round 2/2: accuracy" in said.err
+    assert re.search(r"INFO    round 2/2: .*\d %", said.err)
     assert said.json()["sites"] == ["north", "south", "west"]
     again = fedskew("serve", "--resume", "one", "--insecure", "--timeout", "5")
     assert again.code == 0
@@ -503,7 +493,9 @@ def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
     import fedskew.deploy.server as server
     from fedskew.federation.protocol import QuorumLost
 
-    monkeypatch.setattr(server, "FlowerProcess", lambda role, config, log: Played(nodes_in(tmp_path), named=False))
+    monkeypatch.setattr(
+        server, "FlowerProcess", lambda *given: Played(nodes_in(tmp_path, policy=ANY_FEDAVG), named=False)
+    )
     for error, code, words in (
         (KeyboardInterrupt(), 130, "stopped; resume with"),
         (QuorumLost("few"), 3, "few. Nothing"),
@@ -527,16 +519,16 @@ def test_join_takes_its_name_from_its_keys(
         (tmp_path / "north" / name).write_text(name)
     seen: dict[str, Any] = {}
 
-    def join(own: Node, door: node.ServerAddress, *, stay: bool, say: Callable[[str], None]) -> None:
+    def join(own: Node, door: joining.ServerAddress, *, stay: bool, say: Callable[[str], None]) -> None:
         seen.update(name=own.name, key=door.key, folder=own.states.folder)
         say("here")
 
-    monkeypatch.setattr(node, "join", join)
+    monkeypatch.setattr(joining, "join", join)
     said = fedskew("join", "--server", "a:1", "--data", "digits", "--certs", "north")
     assert said.code == 0
     assert seen == {"name": "north", "key": "site.key", "folder": Path("fedskew-state/north")}
     assert "fedskew: north: here" in said.err
-    assert commands._words(" a, b,,") == ["a", "b"]
+    assert operations._words(" a, b,,") == ["a", "b"]
 
 
 # with Flower itself
@@ -578,7 +570,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 from flower_side import carrier
-from flower_side.frames import as_records
+from flower_side.frames import as_records, body_record
 
 class Server:
     stored, cut = set(), True
@@ -599,7 +591,7 @@ site.client, site.node, site.config, site.last_note = Server(), Node(node_id=1),
 site.pipe = types.SimpleNamespace(send=lambda header: None)
 carrier.time = types.SimpleNamespace(sleep=lambda seconds: None)
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-request = Message(as_records({"a": 1}, b"bytes"), 1, "train")
+request = Message(as_records({"a": 1}, body_record(b"bytes")), 1, "train")
 request.metadata.__dict__["_message_id"] = request.object_id
 site.deliver(request, {"b": 2}, b"reply", seconds=1.0)
 print(len(site.client.names), site.client.names == site.client.stored)

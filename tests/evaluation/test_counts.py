@@ -208,6 +208,7 @@ def sent(*numbers: int, classes: int = 2) -> Counts:
         {"place": 1 << 62},
         {"level": 2},
         {"right": 2},
+        {"right": 0},
         {"chance": 1 << 40},
         {"length": 1 << 61},
         {"length": -1},

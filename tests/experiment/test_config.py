@@ -180,7 +180,7 @@ def test_the_plain_step_gives_the_same_result_to_rounding() -> None:
 @pytest.mark.parametrize("policy", ["aggregate", "local", "frozen"])
 def test_batch_norm_policies_end_to_end(policy: str) -> None:
     """What is sent, what stays, and that a global model without statistics is still judged."""
-    data = fedskew.load("digits")
+    data = fedskew.load_data("digits")
     wide = np.repeat(np.repeat(data.x_train[:300], 2, axis=1), 2, axis=2)
     test = np.repeat(np.repeat(data.x_test[:100], 2, axis=1), 2, axis=2)
     big = replace(data, x_train=wide, y_train=data.y_train[:300], x_test=test, y_test=data.y_test[:100])

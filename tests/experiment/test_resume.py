@@ -22,6 +22,12 @@ from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.experiment.run import Run, resume
 from fedskew.experiment.run_directory import RunDirectory
+from fedskew.methods.ccvr import CCVR
+from fedskew.methods.fedavg import FedAvg
+from fedskew.methods.fedcd import FedCD
+from fedskew.methods.fedper import FedPer
+from fedskew.methods.fedproc import FedProc
+from fedskew.methods.scaffold import SCAFFOLD
 from helpers.processes import command, quick_context
 
 
@@ -120,7 +126,7 @@ def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_pa
     started(tmp_path / "run", 4)
     spoil_state(tmp_path / "run")
     directory = RunDirectory(tmp_path / "run")
-    start, troubles = directory.restore()
+    start, troubles = directory.restore(EXPERIMENT)
     directory.close()
     assert start is not None
     assert (start[0], len(troubles)) == (3, 1)
@@ -228,3 +234,125 @@ def wait_for_rounds(process: multiprocessing.process.BaseProcess, out: Path, mor
     while time.monotonic() < deadline and process.is_alive() and count() < first + more:
         time.sleep(0.005)
     return time.monotonic() < deadline
+
+
+# Settings that changed, and more rounds.
+
+
+def edited(path: Path, old: str, new: str) -> None:
+    text = (path / "settings.toml").read_text()
+    assert old in text
+    (path / "settings.toml").write_text(text.replace(old, new))
+
+
+PLAIN = dataclasses.replace(EXPERIMENT, method=FedAvg(), rounds=3)
+
+
+def stopped(path: Path, experiment: Experiment = PLAIN, count: int = 2) -> None:
+    """A run of a method in the registry that is left after `count` rounds."""
+    run = Run(experiment, out=path, checkpoint_every=1)
+    for _ in zip(range(count), run, strict=False):
+        pass
+    assert run.directory is not None
+    run.directory.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("lr = 0.1", "lr = 0.2", "training.lr was 0.1 and is 0.2"),
+        ("seed = 3", "seed = 4", "seed was 3 and is 4"),
+        ("batch_size = 32", "batch_size = 32\nclip = 1.0", "training.clip was None and is 1.0"),
+        ("clients_per_round = 3", 'clients_per_round = "all"', "clients_per_round was 3 and is all"),
+    ],
+)
+def test_settings_edited_by_hand_are_refused_and_nothing_is_lost(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    stopped(tmp_path / "run")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "settings.toml"}
+    edited(tmp_path / "run", old, new)
+    with pytest.raises(UsageError, match=sentence):
+        resume(tmp_path / "run")
+    after = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name != "settings.toml"}
+    assert after == before
+    edited(tmp_path / "run", new, old)
+    assert len(list(resume(tmp_path / "run"))) == 1
+
+
+def test_other_settings_given_in_python_are_refused_too(tmp_path: Path) -> None:
+    started(tmp_path / "run", 2)
+    with pytest.raises(UsageError, match="seed was 3 and is 9"):
+        Run(dataclasses.replace(EXPERIMENT, seed=9), out=tmp_path / "run", resume=True)
+
+
+def test_a_comment_in_the_settings_changes_nothing(tmp_path: Path) -> None:
+    stopped(tmp_path / "run")
+    edited(tmp_path / "run", "seed = 3", "seed = 3  # as in the first trial")
+    assert len(list(resume(tmp_path / "run"))) == 1
+
+
+@pytest.mark.parametrize("method", [FedAvg(), SCAFFOLD(), FedPer(), FedCD()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("done", [2, 3], ids=["stopped", "finished"])
+def test_a_run_with_more_rounds_is_that_of_a_run_that_had_them_from_the_start(
+    tmp_path: Path, method: Method, done: int
+) -> None:
+    experiment = dataclasses.replace(PLAIN, method=method)
+    stopped(tmp_path / "run", experiment, done + 1)
+    more = resume(tmp_path / "run", rounds=5)
+    assert [record.round for record in more][-1] == 4
+    whole = Run(dataclasses.replace(experiment, rounds=5), out=tmp_path / "whole")
+    list(whole)
+    assert more.result is not None
+    assert whole.result is not None
+    assert more.result.digest == whole.result.digest
+    assert more.result.model_digest == whole.result.model_digest
+    assert more.result.rounds == 5
+    assert more.result.settings == whole.result.settings
+    assert (tmp_path / "run" / "settings.toml").read_text() == (tmp_path / "whole" / "settings.toml").read_text()
+    assert list(resume(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds", "sentence"),
+    [
+        ({"training": Training(schedule="cosine")}, 6, "schedule 'cosine'"),
+        ({"training": Training(schedule="steps:0.5=0.01")}, 9, "schedule 'steps:0.5=0.01'"),
+        ({"method": FedProc()}, 6, "fedproc computes in a round depends on the number of rounds"),
+        ({"method": FedCD(preset="paper")}, 6, "fedcd computes in a round depends"),
+        ({"method": CCVR()}, 6, "the stage 'calibrate' of ccvr"),
+        ({}, 2, "3 are finished"),
+    ],
+)
+def test_more_rounds_are_refused_where_the_rounds_so_far_would_be_others(
+    tmp_path: Path, changes: dict[str, Any], rounds: int, sentence: str
+) -> None:
+    stopped(tmp_path / "run", dataclasses.replace(PLAIN, **changes), 9)
+    result = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(UsageError, match=sentence):
+        resume(tmp_path / "run", rounds=rounds)
+    assert (tmp_path / "run" / "result.json").read_bytes() == result
+    assert list(resume(tmp_path / "run")) == []
+
+
+def test_steps_that_lie_in_the_future_do_not_hinder_more_rounds(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", dataclasses.replace(PLAIN, training=Training(schedule="steps:4=0.01")), 9)
+    assert len(list(resume(tmp_path / "run", rounds=5))) == 2
+
+
+def test_a_run_without_any_checkpoint_starts_again_with_the_rounds_asked_for(tmp_path: Path) -> None:
+    stopped(tmp_path / "run", count=0)
+    more = resume(tmp_path / "run", rounds=4)
+    assert len(list(more)) == 4
+    assert "rounds = 4" in (tmp_path / "run" / "settings.toml").read_text()
+
+
+def test_more_rounds_on_the_command_line(tmp_path: Path, fedskew: Callable[..., Any]) -> None:
+    options = ["--split", "iid:clients=2", "--model", "mlp:hidden=4", "--workers", "1", "--json"]
+    fedskew("run", *options, "--rounds", "1", "--out", "run")
+    more = fedskew("run", "--resume", "run", "--rounds", "2", "--workers", "1", "--json")
+    assert more.code == 0, more.err
+    assert more.json()["digest"] == fedskew("run", *options, "--rounds", "2", "--out", "whole").json()["digest"]
+    wrong = fedskew("run", "--resume", "run", "--rounds", "2", "--seed", "1")
+    assert (wrong.code, "cannot be combined" in wrong.err) == (2, True)
+    assert fedskew("run", "--resume", "run", "--rounds", "many").code == 2

@@ -11,6 +11,7 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
+from fedskew.evaluation.figures import FIGURES, headline
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run, resume
 from fedskew.experiment.run_directory import find_runs, is_finished, is_run, read_run
@@ -106,3 +107,15 @@ def test_late_figures_go_to_the_round_before_and_only_where_it_was_evaluated() -
     assert merged[0].metrics.global_ == first.metrics.global_
     unevaluated = msgspec.structs.replace(first, metrics=None)
     assert merge_late([unevaluated, late])[0].metrics is None
+
+
+def test_a_run_of_the_first_format_has_no_figures_that_need_counts_and_is_not_called_balanced() -> None:
+    result = read_run(SAVED / "simulated").result
+    assert result is not None
+    assert result.metrics is not None
+    assert result.metrics.global_ is not None
+    assert result.metrics.global_.balanced is None
+    assert FIGURES["f1"].read(result) is None
+    assert FIGURES["global"].name(result.metrics) == "global model, test set"
+    assert result.headline == ""
+    assert headline(result.metrics) == result.accuracy

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedskew.core.fit import batches
+from fedskew.core.method import Method
 from fedskew.core.seeding import Purpose, one_thread, seeded
 from fedskew.core.training import Training
 from fedskew.federation import world as worlds
 from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
 from helpers.nets import normed, received, work
-from toys import digits
+from toys import digits, rounds
 
 
 def first_draw(*key: int) -> float:
@@ -101,3 +104,32 @@ def test_a_world_takes_no_positional_arguments() -> None:
     """Eleven arrays and index lists in a row would be swapped without anyone noticing."""
     with pytest.raises(TypeError, match="positional"):
         World(FedAvg(), Training())  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class OtherHead(Method):
+    """Trains a head with one more layer, of random values."""
+
+    def prepare(self, net: Any, rng: torch.Generator) -> Any:
+        last = nn.Linear(10, 10, bias=False)
+        last.weight.data = torch.randn(10, 10, generator=rng)
+        net.head = nn.Sequential(net.head, last)
+        return net
+
+
+def test_the_head_that_a_method_prepares_is_the_one_of_every_net() -> None:
+    """The scratch net, frozen nets, the initial model, what is sent, what a worker process builds, and evaluation."""
+    world = digits(OtherHead(), hidden="12")
+    weight = world.initial["parameters"]["head.1.weight"]
+    assert torch.equal(weight, torch.randn(10, 10, generator=seeded(0, Purpose.NET)))
+    assert torch.equal(world.site(0, 0, "train").frozen().head[1].weight, weight)
+    elsewhere = pickle.loads(pickle.dumps(world.with_arrays(world.arrays())))
+    assert torch.equal(elsewhere.net.head[1].weight, weight)
+    assert not torch.equal(digits(OtherHead(), hidden="12", seed=1).net.head[1].weight, weight)
+    records, simulation = rounds(world, 2)
+    server = records[-1].server
+    assert not torch.equal(server["parameters"]["head.1.weight"], weight)
+    site = world.server_site(2, "evaluate")
+    site.load(server)
+    accuracy = float((site.infer(site.net).argmax(1) == world.y_test).float().mean())
+    assert simulation.evaluate(1, server).global_.accuracy == pytest.approx(accuracy)

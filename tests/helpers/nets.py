@@ -53,3 +53,16 @@ def state_of(simulation: Simulation, client: int) -> Payload:
     """What a client has kept; {} if nothing."""
     blob = simulation.store.get(client)
     return decode(blob) if blob else {}
+
+
+def linear_features(depth: int, d: int) -> nn.Module:
+    """A net whose features follow no ReLU and start small, as those of simple-cnn's projection."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(64, 32), nn.ReLU()]
+        for _ in range(depth - 2):
+            layers += [nn.Linear(32, 32), nn.ReLU()]
+        net = nn.Sequential()
+        net.add_module("body", nn.Sequential(*layers, nn.Linear(32, d)))
+        net.add_module("head", nn.Linear(d, 10))
+    return net

@@ -38,8 +38,9 @@ def test_fedbabu_weight_decay_does_not_reach_the_head() -> None:
 
 
 @pytest.mark.parametrize(("weighting", "b"), [("uniform", 0.0), ("samples", -0.1)])
-def test_fedbabu_averages_bodies_uniformly_by_default(weighting: Literal["uniform", "samples"], b: float) -> None:
+def test_fedbabu_averages_bodies_by_samples_or_uniformly(weighting: Literal["uniform", "samples"], b: float) -> None:
     """Targets 1 and -1 on 1 and 3 samples: bodies .2 and -.2; (.2 - .2) / 2 = 0, .2 / 4 - .2 * 3 / 4 = -.1."""
+    assert FedBABU().weighting == "samples"
     records, _ = rounds(product(FedBABU(weighting=weighting), targets=(1.0, -1.0), sizes=(1, 3)), 1)
     assert float(records[0].server["parameters"]["body.w"]) == pytest.approx(b, abs=1e-12)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -26,19 +27,21 @@ from fedskew.core.settings import build as settle
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
 from fedskew.federation.wire import size_of
-from fedskew.federation.world import World
+from fedskew.federation.world import World, world_from_tensors
 from fedskew.methods import fedcd
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedcd import FedCD
 from fedskew.methods.fedcd.subclasses import (
-    FINE,
     FineHead,
+    GuidedHead,
     assign_fine_classes,
     client_weights,
     combine_classifiers,
-    fold,
+    drawn_prototypes,
     hierarchical_contrast,
     hierarchy,
     k_means,
@@ -47,7 +50,6 @@ from fedskew.methods.fedcd.subclasses import (
     most_similar,
     of_class_means,
     split_head,
-    unfold,
 )
 from fedskew.models import Net, build
 from toys import digits, rounds, same
@@ -165,19 +167,24 @@ def test_a_sample_is_of_the_most_similar_known_prototype_of_its_class() -> None:
 
 def test_batch_prototypes_are_the_means_of_the_classes_in_the_batch() -> None:
     """Each class counts once: CE of the mean features (2, 0) and (0, 3) under the identity; class 2 is absent."""
-    z = tensor([[1.0, 0], [3, 0], [0, 3]])
-    W = tensor([[1.0, 0], [0, 1], [0, 0]])
+    z, W = tensor([[1.0, 0], [3, 0], [0, 3]]), tensor([[1.0, 0], [0, 1], [0, 0]])
     expected = (math.log(1 + 2 * math.exp(-2)) + math.log(1 + 2 * math.exp(-3))) / 2
-    assert float(of_class_means(linear(z, W), tensor([0, 0, 1]))) == pytest.approx(expected, abs=1e-6)
+    assert float(of_class_means(z, tensor([0, 0, 1]), 3, lambda mean: linear(mean, W))) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @settings(max_examples=10, deadline=None)
-@given(seeds)
-def test_logits_of_means_are_means_of_logits(seed: int) -> None:
-    z, y, W, b = normal(seed, 12, 5), some(seed, 12, 6), normal(seed + 1, 6, 5), normal(seed + 2, 6)
+@given(seeds, st.sampled_from(["logits", "probabilities"]))
+def test_batch_prototypes_of_any_head_are_classified_after_the_mean(seed: int, over: Any) -> None:
+    z, y, head = (
+        normal(seed, 12, 5),
+        some(seed, 12, 6),
+        FineHead(normal(seed + 1, 18, 5), normal(seed + 2, 18), 3, over),
+    )
     present = y.unique()
     means = torch.stack([z[y == c].mean(0) for c in present])
-    assert_close(of_class_means(linear(z, W, b), y), cross_entropy(linear(means, W, b), present))
+    assert_close(of_class_means(z, y, 6, head), cross_entropy(head(means), present))
 
 
 # Eqs. 8, 9: distillation
@@ -203,68 +210,100 @@ def test_with_two_classes_the_not_true_term_is_zero() -> None:
     assert float(decoupled(STUDENT[:, :2], TEACHER[:, :2], FIRST)[1]) == 0
 
 
-# W, the fine classifier and its plain head
+# W and the head of fine classes
+
+FINE_LOGITS = tensor([[1.0], [2.0], [0.5], [-1.0]])  # two classes of two, one feature
 
 
-def test_a_class_logit_is_the_sum_of_its_fine_logits() -> None:
-    """Fine logits (1, 2 | .5, -1) -> (3, -.5), CE .029750; all vectors of a class get one gradient."""
-    head = FineHead(Tensors(weight=tensor([[[1.0], [2.0]], [[0.5], [-1.0]]])), torch.zeros(4, 1))
-    logits = head(torch.ones(1, 1))
-    assert logits.tolist() == [[3.0, -0.5]]
-    loss = cross_entropy(logits, FIRST)
-    assert loss.item() == pytest.approx(0.029750, abs=1e-6)
-    loss.backward()
+@pytest.mark.parametrize(
+    ("over", "logits", "loss", "gradient"),
+    [
+        ("logits", [3.0, -0.5], 0.029750, [-0.029312, -0.029312, 0.029312, 0.029312]),
+        ("probabilities", [2.313262, 0.701413], 0.181920, [-0.044734, -0.121599, 0.135989, 0.030343]),
+    ],
+)
+def test_a_class_adds_the_logits_or_the_probabilities_of_its_fine_classes(
+    over: Any, logits: list[float], loss: float, gradient: list[float]
+) -> None:
+    """Fine logits (1, 2 | .5, -1): sums (3, -.5); probabilities (.833668, .166332), of which -log is .181920."""
+    head = FineHead(FINE_LOGITS.clone(), None, 2, over)
+    found = head(torch.ones(1, 1))
+    assert found[0].tolist() == pytest.approx(logits, abs=1e-6)
+    value = cross_entropy(found, FIRST)
+    assert value.item() == pytest.approx(loss, abs=1e-6)
+    value.backward()
     assert head.weight.grad is not None
-    assert head.weight.grad.flatten().tolist() == pytest.approx([-0.029312, -0.029312, 0.029312, 0.029312], abs=1e-6)
+    assert head.weight.grad.flatten().tolist() == pytest.approx(gradient, abs=1e-6)
+    p = FINE_LOGITS.flatten().softmax(0).view(2, 2).sum(1)
+    if over == "probabilities":
+        assert_close(found.softmax(1)[0], p)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_folding_makes_a_plain_head_of_the_same_logits_and_unfolding_takes_it_back(bias: bool) -> None:
-    plain, rng = nn.Linear(5, 3, bias=True), torch.Generator().manual_seed(1)
-    phi = split_head(plain, 4, rng, bias=bias)
-    assert set(phi) == ({"weight", "bias"} if bias else {"weight"})
-    assert_close(unfold(fold(phi)), phi)
-    head, z = FineHead(phi, torch.zeros(12, 5)), normal(2, 7, 5)
-    folded = fold(phi)["parameters"]
-    assert_close(linear(z, folded["head.weight"], folded.get("head.bias")), head(z))
-    assert_close(head.phi(), phi)
+def test_over_logits_the_vectors_of_a_class_stay_as_far_apart_as_they_started() -> None:
+    """They get identical gradients: a plain head with M times the learning rate. Over probabilities they do not."""
+    apart = {}
+    for over in ("logits", "probabilities"):
+        world = small(FedCD(W=over, classifier="mean", rho=0))  # type: ignore[arg-type]
+        first, last = start(world)["parameters"]["head.weight"], rounds(world, 2)[0][-1].server["parameters"]
+        first, then = (t.view(10, 3, 12) for t in (first, last["head.weight"]))
+        assert not torch.allclose(first, then, atol=1e-3)
+        apart[over] = float(((then - then[:, :1]) - (first - first[:, :1])).abs().max())
+    assert apart["logits"] < 1e-5
+    assert apart["probabilities"] > 1e-3
 
 
-def test_class_vectors_start_as_linear_layers_do_the_first_as_the_net_s_own() -> None:
+def test_over_logits_it_is_a_plain_head_with_m_times_the_learning_rate() -> None:
+    """One step with lr of M = 3 vectors that add up to a plain head's rows, and of that head with 3 lr."""
+    fine, z, y = FineHead(normal(0, 12, 5), None, 3, "logits"), normal(1, 8, 5), some(2, 8, 4)
+    plain = FineHead(fine.weight.detach().view(4, 3, 5).sum(1), None, 1, "logits")
+    for head, lr in ((fine, 0.1), (plain, 0.3)):
+        (gradient,) = torch.autograd.grad(cross_entropy(head(z), y), head.weight)
+        head.weight.data -= lr * gradient
+    assert_close(fine(z), plain(z))
+
+
+@pytest.mark.parametrize("over", ["logits", "probabilities"])
+def test_class_vectors_start_as_linear_layers_do_the_first_as_the_net_s_own(over: Any) -> None:
     plain = nn.Linear(16, 3)
-    phi = split_head(plain, 500, torch.Generator().manual_seed(1), bias=True)
-    assert torch.equal(phi["weight"][:, 0], plain.weight)
-    assert torch.equal(phi["bias"][:, 0], plain.bias)
-    for t in phi.values():
+    head = split_head(plain, 500, torch.Generator().manual_seed(1), bias=True, over=over)
+    for t, own in (
+        (head.weight.detach().view(3, 500, 16), plain.weight),
+        (head.bias.detach().view(3, 500), plain.bias),
+    ):
+        assert torch.equal(t[:, 0], own)
         others = t[:, 1:]
         assert float(others.abs().max()) <= 0.25
         assert float(others.std()) == pytest.approx(0.25 / math.sqrt(3), rel=0.03)
+    assert split_head(plain, 2, torch.Generator(), bias=False, over=over).bias is None
 
 
-def test_one_fine_class_is_the_plain_head_to_the_bit_and_draws_nothing() -> None:
+@pytest.mark.parametrize("over", ["logits", "probabilities"])
+def test_one_fine_class_is_the_plain_head_to_the_bit_and_draws_nothing(over: Any) -> None:
     plain, rng, z = nn.Linear(5, 3), torch.Generator().manual_seed(1), normal(0, 4, 5)
-    phi = split_head(plain, 1, rng, bias=True)
+    head = split_head(plain, 1, rng, bias=True, over=over)
     assert torch.equal(rng.get_state(), torch.Generator().manual_seed(1).get_state())
-    assert torch.equal(FineHead(phi, torch.zeros(3, 5))(z), plain(z))
-    assert same(model_of(fold(phi)), {"parameters": Tensors({f"head.{n}": p for n, p in plain.named_parameters()})})
-    assert all(torch.equal(unfold(fold(phi))[name], phi[name]) for name in phi)
+    assert torch.equal(head(z), plain(z))
+    assert {name: p.shape for name, p in head.named_parameters()} == {n: p.shape for n, p in plain.named_parameters()}
 
 
-def test_a_server_s_model_is_the_folded_classifier_and_has_no_bias_unless_asked() -> None:
+def test_every_site_makes_the_same_head_from_the_seed() -> None:
+    a, b, c = (small(FedCD(), seed=seed).net.head for seed in (0, 0, 1))
+    assert isinstance(a, FineHead)
+    assert torch.equal(a.weight, b.weight)
+    assert not torch.equal(a.weight, c.weight)
+    assert a.weight.shape == (30, 12)
+
+
+def test_a_model_has_no_bias_unless_asked() -> None:
     for bias in (False, True):
         records, _ = rounds(small(FedCD(bias=bias)), 2)
-        last = records[-1].server
-        phi = unfold(last)
-        assert phi["weight"].shape == (10, 3, 12)
-        assert_close(phi["weight"].sum(1), last["parameters"]["head.weight"])
-        assert bool(last["parameters"]["head.bias"].any()) == bias == ("bias" in phi)
+        assert ("head.bias" in records[-1].server["parameters"]) == bias
 
 
 def test_a_net_whose_head_is_not_linear_is_rejected_with_one_sentence() -> None:
-    site = small(FedCD()).server_site(0, "init")
     net = Net(nn.Identity(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 10)), 3)
     with pytest.raises(UsageError, match="linear"):
-        FedCD().init_server(replace(site, net=net))
+        FedCD().prepare(net, seeded(0))
 
 
 # k-means
@@ -354,12 +393,12 @@ def test_a_class_with_some_known_prototypes_uses_only_those() -> None:
 # Eqs. 10, 11: the whole loss
 
 
-def middle() -> tuple[Site, Payload, Net, Tensor, Tensor, Tensor]:
+def middle(over: Any = "logits") -> tuple[Site, Payload, Net, Tensor, Tensor, Tensor]:
     """A client in the second of three rounds, moved away from what it received; one batch with fine labels."""
-    site = small(FedCD()).site(1, 1, "train")
+    site = small(FedCD(W=over)).site(1, 1, "train")
     site.load(server())
     fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, server()[GROUP], 3, site.rng)
-    head = FineHead(unfold(server()), own["mean"])
+    head = GuidedHead(copy.deepcopy(site.net.head), own["mean"])
     with torch.no_grad():
         for i, p in enumerate(head.parameters()):
             p.add_(0.3 * normal(i, *p.shape))
@@ -379,21 +418,31 @@ def gradients(net: Net, loss: Tensor) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
 
 
-def by_hand(method: FedCD, scene: Any, mu: float, rho: float) -> Tensor:
-    """Eq. 11 with loops over samples and prototypes."""
+def class_scores(z: Tensor, weight: Tensor, method: FedCD) -> Tensor:
+    """u of features z [n, d], with W over logits or over probabilities."""
+    each = (z @ weight.T).view(len(z), -1, method.M)
+    return each.sum(2) if method.W == "logits" else each.exp().sum(2).log()
+
+
+def everyone(g: Tensors, importance: float) -> dict[int, float]:
+    """All prototypes that have samples, with this sum of importance."""
+    n = float(g["count"].sum())
+    return {j: importance * float(c) / n for j, c in enumerate(g["count"]) if c > 0 and importance}
+
+
+def by_hand(method: FedCD, scene: Any, mu: float, appended: dict[int, float]) -> Tensor:
+    """Eq. 11 with loops over samples and prototypes; `appended` has the importance of each that is in the batch."""
     _, broadcast, net, x, fine, known = scene
-    M, g, phi_g = method.M, broadcast[GROUP], unfold(broadcast)["weight"]
+    M, g, phi_g = method.M, broadcast[GROUP], broadcast["parameters"]["head.weight"]
     z = net.body(x)
     samples = [(z[i], int(fine[i]), 1.0) for i in range(len(x))]
-    n = float(g["count"].sum())
-    appended = [(g["mean"][j], j, rho * len(x) * float(g["count"][j]) / n) for j in range(len(known))]
-    everything = samples + [p for p in appended if p[2] > 0]
+    everything = samples + [(g["mean"][j], j, importance) for j, importance in appended.items()]
     N = sum(importance for _, _, importance in everything)
     total = torch.zeros(())
     for feature, j, importance in everything:
         c = tensor([j // M])
-        u = (feature @ net.head.weight.flatten(0, 1).T).view(1, -1, M).sum(2)
-        u_g = (feature @ phi_g.flatten(0, 1).T).view(1, -1, M).sum(2).detach()
+        u = class_scores(feature[None], net.head.head.weight, method)
+        u_g = class_scores(feature[None], phi_g, method).detach()
         s = (cosine_similarity(feature[None], net.head.prototypes) / method.tau).exp()
         same_class = torch.arange(len(s)) // M == j // M
         own = torch.arange(len(s)) == j
@@ -403,21 +452,40 @@ def by_hand(method: FedCD, scene: Any, mu: float, rho: float) -> Tensor:
         gid = tckd[0] + method.xi * nckd[0]
         total = total + importance / N * (mu * cross_entropy(u, c) + (1 - mu) * hpc + method.lam * gid)
     y = fine // M
-    means = [(z[y == c].mean(0) @ phi_g.flatten(0, 1).T).view(1, -1, M).sum(2) for c in y.unique()]
+    means = [class_scores(z[y == c].mean(0, keepdim=True), phi_g, method) for c in y.unique()]
     return total + method.gamma * cross_entropy(torch.cat(means), y.unique())
 
 
+@pytest.mark.parametrize("over", ["logits", "probabilities"])
 @pytest.mark.parametrize("rho", [0.0, 1.0, 2.5, "paper"])
-def test_the_loss_is_eq_11_in_value_and_gradient(rho: Any) -> None:
-    method = FedCD(mu="linear", rho=rho, gamma=0.6, lam=0.7, tau=0.5, xi=2.0)
-    scene = middle()
-    mass = float(scene[1][GROUP]["count"].sum()) / len(scene[0].data) if rho == "paper" else rho
-    assert mass != 0 or rho == 0
+def test_the_loss_is_eq_11_in_value_and_gradient(rho: Any, over: Any) -> None:
+    method = FedCD(mu="linear", rho=rho, gamma=0.6, lam=0.7, tau=0.5, xi=2.0, W=over)
+    scene = middle(over)
+    site, g = scene[0], scene[1][GROUP]
+    if rho == "paper":
+        drawn = drawn_prototypes(g["count"], 16, len(site.data), site.rng.clone_state())
+        appended = {int(j): float(g["count"][j]) for j in drawn}
+        assert 0 < len(appended) < int((g["count"] > 0).sum())
+    else:
+        appended = everyone(g, 16 * rho)
     value, found = step(method, scene)
-    wanted = by_hand(method, scene, mu=2 / 3, rho=mass)
+    wanted = by_hand(method, scene, 2 / 3, appended)
     assert value == pytest.approx(wanted.item(), rel=1e-5)
     for name, gradient in gradients(scene[2], wanted).items():
         assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_two_thirds_of_algorithm_1_s_batches_hold_no_prototype_at_the_paper_s_scale() -> None:
+    """5,000 samples in batches of 64, 30 prototypes: (1 - 64 / 5000)^30 = .68. Each comes once an epoch on average."""
+    count, rng = torch.ones(30), seeded(0)
+    drawn = [drawn_prototypes(count, 64, 5000, rng) for _ in range(4000)]
+    assert sum(len(one) == 0 for one in drawn) / 4000 == pytest.approx((1 - 64 / 5000) ** 30, abs=0.03)
+    assert pytest.approx(0.68, abs=0.005) == (1 - 64 / 5000) ** 30
+    assert float(torch.bincount(torch.cat(drawn), minlength=30).float().mean()) * 5000 / 64 / 4000 == pytest.approx(
+        1, abs=0.05
+    )
+    count[3:] = 0
+    assert set(torch.cat([drawn_prototypes(count, 5, 5, rng) for _ in range(3)]).tolist()) == {0, 1, 2}
 
 
 def test_the_four_losses_have_the_weights_of_eq_11(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,20 +516,26 @@ def test_mu_falls_from_1_in_steps_of_1_over_the_rounds_or_stays() -> None:
 def test_a_prototype_weighs_as_many_samples_as_its_importance(rho: Any, held: int) -> None:
     """CE of two samples .2 and .6, of one prototype 1.0 with I = 4: (.2 + .6 + 4) / 6 = .8.
 
-    `paper`: 4 samples behind the prototype, 2 at the client, so I = 4 / 2 for each sample of a batch of 2.
+    `paper`: 4 samples behind the prototype, so I = 4; the client has one batch, so the prototype is in it.
     """
     u = -torch.log(torch.expm1(tensor([0.2, 0.6, 1.0])))  # log(1 + e^-u) = ce
     z = torch.stack([u, torch.zeros(3)], 1)
-    site = Site(None, Data(z[:2], FIRST.repeat(2), some(0, held, 2)), Training(), 2, 1, {}, seeded(0), rounds=2)
     g = Tensors(mean=z[2:].repeat(2, 1), count=tensor([4.0, 0.0]), known=tensor([True, False]))
-    broadcast = {"parameters": Tensors({"head.weight": torch.eye(2), "head.bias": torch.zeros(2)}), GROUP: g}
-    head = FineHead(Tensors(weight=torch.eye(2)[:, None]), g["mean"].clone())
-    net = Net(nn.Identity(), head, 2)
+    site, broadcast, net = alone_with(z[:2], FIRST.repeat(held), g, torch.eye(2))
     method = FedCD(M=1, gamma=0, lam=0, mu=1.0, rho=rho)
-    both = method.loss(site, broadcast, head, g["known"])(net, z[:2], FIRST.repeat(2))
+    both = method.loss(site, broadcast, net.head, g["known"])(net, z[:2], FIRST.repeat(2))
     assert both.item() == pytest.approx(0.8)
-    alone = replace(method, rho=0).loss(site, broadcast, head, g["known"])(net, z[:2], FIRST.repeat(2))
+    alone = replace(method, rho=0).loss(site, broadcast, net.head, g["known"])(net, z[:2], FIRST.repeat(2))
     assert alone.item() == pytest.approx(0.4)
+
+
+def alone_with(z: Tensor, y: Tensor, g: Tensors, weight: Tensor, M: int = 1) -> tuple[Site, Payload, Net]:
+    """A site whose samples are features, what it received, and the net it trains."""
+    net = Net(nn.Identity(), FineHead(weight, None, M, "logits"), 2)
+    broadcast = {"parameters": Tensors({"head.weight": weight.clone()}), GROUP: g}
+    data = Data(z, y, torch.arange(len(y)))
+    site = Site(net, data, Training(), len(weight) // M, 1, broadcast, seeded(0), rounds=2)
+    return site, broadcast, Net(nn.Identity(), GuidedHead(net.head, g["mean"].clone()), 2)
 
 
 def test_fine_classes_may_be_assigned_in_every_batch() -> None:
@@ -472,7 +546,7 @@ def test_fine_classes_may_be_assigned_in_every_batch() -> None:
     moved = most_similar(net.body(x).detach(), fine // 3, net.head.prototypes.detach(), known, 3)
     shuffled = fine // 3 * 3 + (fine + 1) % 3
     assert step(method, (site, broadcast, net, x, shuffled, known))[0] == pytest.approx(
-        by_hand(method, (site, broadcast, net, x, moved, known), mu=2 / 3, rho=1.0).item(), rel=1e-5
+        by_hand(method, (site, broadcast, net, x, moved, known), 2 / 3, everyone(broadcast[GROUP], 16)).item(), rel=1e-5
     )
 
 
@@ -486,7 +560,7 @@ def test_batches_are_assigned_by_the_prototypes_of_the_round_s_start_even_after_
         net.head.prototypes.copy_(start.flip(0))
     assigned = most_similar(net.body(x).detach(), fine // 3, start, known, 3)
     assert not torch.equal(assigned, most_similar(net.body(x).detach(), fine // 3, start.flip(0), known, 3))
-    wanted = by_hand(method, (*scene[:4], assigned, known), mu=2 / 3, rho=1.0).item()
+    wanted = by_hand(method, (*scene[:4], assigned, known), 2 / 3, everyone(broadcast[GROUP], 16)).item()
     assert loss(net, x, fine).item() == pytest.approx(wanted, rel=1e-5)
 
 
@@ -497,11 +571,9 @@ def test_a_batch_assigns_no_sample_to_an_unknown_prototype() -> None:
     """
     z, known = tensor([[-1.0, 0.0]]), tensor([True, False])
     g = Tensors(mean=tensor([[1.0, 0.0], [0.0, 0.0]]), count=torch.zeros(2), known=known)
-    site = Site(None, Data(z, tensor([0]), tensor([0])), Training(), 1, 1, {}, seeded(0), rounds=2)
-    broadcast = {"parameters": Tensors({"head.weight": torch.ones(1, 2), "head.bias": torch.zeros(1)}), GROUP: g}
-    head = FineHead(Tensors(weight=torch.ones(1, 2, 2)), g["mean"].clone())
+    site, broadcast, net = alone_with(z, tensor([0]), g, torch.ones(2, 2), M=2)
     method = FedCD(M=2, gamma=0, lam=0, mu=0.0, rho=0, assign="batch")
-    loss = method.loss(site, broadcast, head, known)(Net(nn.Identity(), head, 2), z, tensor([0]))
+    loss = method.loss(site, broadcast, net.head, known)(net, z, tensor([0]))
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
 
 
@@ -515,11 +587,11 @@ def body(found: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(
     ("method", "moved"),
     [
-        (FedCD(mu=1.0, gamma=0, lam=0), {"body", "head.weight"}),
-        (FedCD(mu=0.0, gamma=0, lam=0), {"body", "head.prototypes"}),
+        (FedCD(mu=1.0, gamma=0, lam=0), {"body", "head.head.weight"}),
+        (FedCD(mu=0.0, gamma=0, lam=0), {"body", "head.guides.0"}),
         (FedCD(mu=0.0, gamma=1, lam=0, hpc=False), {"body"}),
-        (FedCD(mu=0.0, gamma=0, lam=1, hpc=False), {"body", "head.weight"}),
-        (FedCD(mu=0.0, gamma=0, lam=1, hpc=False, distil="kd"), {"body", "head.weight"}),
+        (FedCD(mu=0.0, gamma=0, lam=1, hpc=False), {"body", "head.head.weight"}),
+        (FedCD(mu=0.0, gamma=0, lam=1, hpc=False, distil="kd"), {"body", "head.head.weight"}),
     ],
     ids=["dcl", "hpc", "bpr", "gid", "kd"],
 )
@@ -536,7 +608,7 @@ def test_global_prototypes_train_the_classifier_and_p_k_and_never_the_body() -> 
     scene = middle()
     with_them, without = step(method, scene)[1], step(replace(method, rho=0), scene)[1]
     assert_close(body(with_them) * 4, body(without), rtol=1e-4, atol=1e-6)
-    for name in ("head.weight", "head.prototypes"):
+    for name in ("head.head.weight", "head.guides.0"):
         assert not torch.allclose(with_them[name] * 4, without[name], rtol=1e-2, atol=1e-4)
 
 
@@ -548,7 +620,7 @@ def test_prototypes_do_not_decay() -> None:
     other, decayed = step(FedCD(), (decaying, *scene[1:]))
     assert value == other
     P = scene[2].head.prototypes.detach()
-    assert_close(decayed.pop("head.prototypes"), found.pop("head.prototypes") - 0.3 * P)
+    assert_close(decayed.pop("head.guides.0"), found.pop("head.guides.0") - 0.3 * P)
     assert all(torch.equal(decayed[name], found[name]) for name in found)
 
 
@@ -560,7 +632,9 @@ def test_prototypes_without_a_gradient_are_sent_unchanged_despite_weight_decay(f
     training = Training(lr=0.1, batch_size=16, weight_decay=0.1, momentum=momentum)
     update = small(method, training=training, fast=fast).train_client(0, 1, "train", server(), {}).update
     assert_close(update.payload[GROUP]["mean"], server()[GROUP]["mean"], rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(update.payload[FINE]["weight"], server()[FINE]["weight"], rtol=1e-2)
+    assert not torch.allclose(
+        update.payload["parameters"]["head.weight"], server()["parameters"]["head.weight"], rtol=1e-2
+    )
 
 
 # The client's round
@@ -570,22 +644,38 @@ def start(world: World) -> Payload:
     return world.method.broadcast(world.method.init_server(world.server_site(0, "init")))
 
 
-@pytest.mark.parametrize("refresh", [False, True])
-def test_the_first_round_sends_k_means_centres_of_the_received_or_the_trained_features(refresh: bool) -> None:
-    """mu = 1: L_hpc is off, P^k stays; with a refresh Lloyd's steps continue with the trained features."""
-    world = small(FedCD(mu="linear", kmeans_refresh=refresh))
+@pytest.mark.parametrize("preset", ["robust", "paper"])
+def test_the_first_round_sends_k_means_centres_of_the_trained_features(preset: Any) -> None:
+    """Lloyd's steps go on from the fine classes of the round's start."""
+    world = small(FedCD(preset=preset, mu="linear"))
     broadcast = start(world)
     update = world.train_client(2, 0, "train", broadcast, {}).update
     site = world.site(2, 0, "train")
     site.load(broadcast)
-    fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, broadcast[GROUP], 3, site.rng)
-    count = torch.bincount(fine, minlength=30).float()
-    if refresh:
-        z = site.infer(site.frozen(model_of(update.payload)).body)
-        own = class_means(z, lloyd(z, site.data.labels, fine, 10, 3), 30)
-        count = own["count"]
-    assert_close(update.payload[GROUP]["mean"], own["mean"])
-    assert torch.equal(update.payload[GROUP]["count"], count)
+    fine, _ = assign_fine_classes(site.infer(site.net.body), site.data.labels, broadcast[GROUP], 3, site.rng)
+    z = site.infer(site.frozen(model_of(update.payload)).body)
+    assert_close(update.payload[GROUP], class_means(z, lloyd(z, site.data.labels, fine, 10, 3), 30))
+
+
+def test_prototypes_of_an_untrained_net_are_nearly_one_vector_and_those_sent_are_not() -> None:
+    """Images of two classes, bright or dark in one corner: the features of a convolutional net's random start differ
+    by little, and L_hpc only turns prototypes, so those of the start would stay short."""
+    x = torch.randint(90, 110, (64, 28, 28, 1), generator=seeded(0), dtype=torch.uint8)
+    y = torch.arange(64) % 2
+    x[y == 1, :14] += 100
+    training = Training(lr=0.05, momentum=0.9, batch_size=16, epochs=10)
+    world = world_from_tensors(
+        FedCD(preset="paper"), training, partial(build, "simple-cnn", (1, 28, 28), 2, seed=0), x, y,
+        [torch.arange(64).numpy()], classes=2, rounds=2, mean=(0.5,), std=(0.5,),
+    )  # fmt: skip
+    broadcast, site = start(world), world.site(0, 0, "train")
+    site.load(broadcast)
+    before = class_means(site.infer(site.net.body), y, 2)["mean"]
+    sent = world.train_client(0, 0, "train", broadcast, {}).update.payload[GROUP]
+    after = torch.stack([sent["mean"][3 * c : 3 * c + 3][sent["count"][3 * c : 3 * c + 3] > 0].mean(0) for c in (0, 1)])
+    assert cosine_similarity(before[:1], before[1:]).item() > 0.99
+    assert cosine_similarity(after[:1], after[1:]).item() < 0.9
+    assert float(after.norm(dim=1).min()) > 2 * float(before.norm(dim=1).max())
 
 
 @pytest.mark.parametrize("round", [0, 1])
@@ -612,13 +702,16 @@ def test_a_round_of_one_step_is_one_step_down_eq_11(assign: Any) -> None:
     """All samples in one batch: each of theta, phi and P^k moves by lr times its gradient, fine classes as assigned."""
     method, lr = FedCD(mu="linear", rho=1.0, assign=assign, tau=0.2), 0.5
     update, site, fine = second_round(method, Training(lr=lr, batch_size=1000))
-    head = FineHead(unfold(server()), server()[GROUP]["mean"].clone())
+    head = GuidedHead(site.net.head, server()[GROUP]["mean"].clone())
     net, x = Net(site.net.body, head, 12), site.data.take(torch.arange(len(fine)))[0]
-    loss = by_hand(method, (site, server(), net, x, fine, server()[GROUP]["known"]), mu=2 / 3, rho=1.0)
+    loss = by_hand(
+        method, (site, server(), net, x, fine, server()[GROUP]["known"]), 2 / 3, everyone(server()[GROUP], len(fine))
+    )
     pull = gradients(net, loss)
-    assert pull["head.prototypes"].norm() > 0.01
-    assert_close(update[GROUP]["mean"], head.prototypes.detach() - lr * pull["head.prototypes"], rtol=1e-4, atol=1e-5)
-    assert_close(unfold(update)["weight"], head.weight.detach() - lr * pull["head.weight"], rtol=1e-4, atol=1e-5)
+    assert pull["head.guides.0"].norm() > 0.01
+    assert_close(update[GROUP]["mean"], head.prototypes.detach() - lr * pull["head.guides.0"], rtol=1e-4, atol=1e-5)
+    moved = head.head.weight.detach() - lr * pull["head.head.weight"]
+    assert_close(update["parameters"]["head.weight"], moved, rtol=1e-4, atol=1e-5)
     for name, p in net.body.named_parameters():
         moved = p.detach() - lr * pull[f"body.{name}"]
         assert_close(update["parameters"][f"body.{name}"], moved, rtol=1e-4, atol=1e-5)
@@ -651,10 +744,9 @@ def test_rescaled_prototypes_keep_their_direction_and_have_their_samples_mean_no
 
 
 def update_of(phi: Tensor, P: Tensor, count: Tensor, weight: float = 1.0, w: float = 0.0) -> Update:
-    """A client's update with class-vectors [C, M, d] and a body of one number."""
-    folded = fold(Tensors(weight=phi))
-    parameters = Tensors({"body.w": tensor([w])}) | folded["parameters"]
-    return Update({"parameters": parameters, FINE: folded[FINE], GROUP: Tensors(mean=P, count=count)}, weight)
+    """A client's update with class-vectors [C M, d] and a body of one number."""
+    parameters = Tensors({"body.w": tensor([w]), "head.weight": phi})
+    return Update({"parameters": parameters, GROUP: Tensors(mean=P, count=count)}, weight)
 
 
 def server_of(phi: Tensor, P: Tensor, known: Tensor) -> Payload:
@@ -667,7 +759,7 @@ SITE: Any = None  # aggregation does not look at it
 
 def test_prototypes_are_pooled_by_the_counts_of_their_fine_class() -> None:
     """(10 (1, 2) + 30 (3, 6)) / 40 = (2.5, 5); without any the last value stays, with importance 0; else unknown."""
-    phi = torch.zeros(3, 1, 2)
+    phi = torch.zeros(3, 2)
     old = server_of(phi, tensor([[7.0, 7], [8, 8], [9, 9]]), tensor([False, True, False]))
     sent = [([1.0, 2.0], 10.0), ([3.0, 6.0], 30.0), ([9.0, 9.0], 0.0)]
     updates = [update_of(phi, tensor([p, [5.0, 5], [4, 4]]), tensor([n, 0, 0])) for p, n in sent]
@@ -681,8 +773,8 @@ def test_class_weights_are_the_softmax_of_quality_over_clients() -> None:
     """q = (.9, .5, .1) -> (.471776, .316241, .211983); (1, 0), (0, 1), (2, 2) -> (.895742, .740206)."""
     nu = client_weights(tensor([0.9, 0.5, 0.1]).log(), 1.0, norm=False)
     assert nu.tolist() == pytest.approx([0.471776, 0.316241, 0.211983], abs=1e-6)
-    phis = [Tensors(weight=tensor([[v]])) for v in ([1.0, 0.0], [0.0, 1.0], [2.0, 2.0])]
-    vector = combine_classifiers(phis, nu[:, None, None])["weight"].flatten().tolist()
+    phis = [Tensors(weight=tensor([v])) for v in ([1.0, 0.0], [0.0, 1.0], [2.0, 2.0])]
+    vector = combine_classifiers(phis, nu[:, None])["weight"].flatten().tolist()
     assert vector == pytest.approx([0.895742, 0.740206], abs=1e-6)
 
 
@@ -697,63 +789,53 @@ def test_one_perfect_client_of_ten_gets_at_most_e_times_the_weight_of_the_others
 
 
 def test_quality_is_the_probability_of_the_own_fine_class_among_all() -> None:
-    phi, P = Tensors(weight=normal(0, 3, 2, 4), bias=normal(1, 3, 2)), normal(2, 6, 4)
-    for used in (phi, Tensors(weight=phi["weight"])):
+    phi, P = Tensors({"head.weight": normal(0, 6, 4), "head.bias": normal(1, 6)}), normal(2, 6, 4)
+    for used in (phi, Tensors({"head.weight": phi["head.weight"]})):
+        bias = used.get("head.bias", torch.zeros(6))
         for j in range(6):
-            logits = [
-                float(P[j] @ phi["weight"][c, m]) + (float(phi["bias"][c, m]) if "bias" in used else 0)
-                for c in range(3)
-                for m in range(2)
-            ]
+            logits = [float(P[j] @ phi["head.weight"][i] + bias[i]) for i in range(6)]
             q = math.exp(logits[j]) / sum(map(math.exp, logits))
             assert float(log_quality(used, P)[j].exp()) == pytest.approx(q, rel=1e-5)
 
 
 @pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("rule", ["acla", "norm", "cla", "mean"])
-def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any, counts: bool, known: bool) -> None:
+def test_each_class_vector_is_averaged_by_its_own_weights(rule: Any, known: bool) -> None:
     """Three clients, two classes of two; of the last fine class no client has a sample, in this round or ever."""
-    phis = [normal(i, 2, 2, 3) for i in range(3)]
+    phis = [normal(i, 4, 3) for i in range(3)]
     P = [normal(10 + i, 4, 3) for i in range(3)]
     held = [tensor([4.0, 1, 0, 0]), tensor([0.0, 1, 5, 0]), tensor([6.0, 0, 5, 0])]
     sizes = [5.0, 6.0, 11.0]
-    old = server_of(torch.zeros(2, 2, 3), normal(20, 4, 3), tensor([False, False, False, known]))
+    old = server_of(torch.zeros(4, 3), normal(20, 4, 3), tensor([False, False, False, known]))
     updates = [update_of(phis[k], P[k], held[k], sizes[k], w=float(k)) for k in range(3)]
-    fresh = FedCD(M=2, classifier=rule, acla_temp=0.5, counts=counts).aggregate(SITE, old, iter(updates))
+    fresh = FedCD(M=2, classifier=rule, acla_temp=0.5).aggregate(SITE, old, iter(updates))
     by_samples = tensor(sizes) / 22
     new = fresh[GROUP]["mean"]  # Eq. 13 looks at the new P^g
-    q = torch.stack([log_quality(Tensors(weight=phi), new).exp() for phi in phis])
+    q = torch.stack([log_quality(Tensors({"head.weight": phi}), new).exp() for phi in phis])
     nu = {
         "acla": (q / 0.5).softmax(0),
         "norm": q / q.sum(0),
-        "cla": torch.stack(held),
+        "cla": torch.stack(held) / torch.stack(held).sum(0),
         "mean": by_samples[:, None].expand(3, 4),
     }[rule].clone()
-    judged = rule in ("acla", "norm")
-    if counts and judged:
-        nu *= torch.stack(held)
-    nu /= nu.sum(0)
-    if counts or not judged or not known:
+    if rule in ("cla", "mean") or not known:
         nu[:, 3] = by_samples
     assert_close(nu.sum(0), torch.ones(4))
-    wanted = sum(nu[k].view(2, 2, 1) * phis[k] for k in range(3))
-    assert_close(unfold(fresh)["weight"], wanted)
-    assert_close(fresh["parameters"]["head.weight"], wanted.sum(1))
+    assert_close(fresh["parameters"]["head.weight"], sum(nu[k][:, None] * phis[k] for k in range(3)))
     assert float(fresh["parameters"]["body.w"]) == pytest.approx((6 + 22) / 22)
 
 
 def test_one_client_s_classifier_becomes_the_server_s() -> None:
-    phi, P = normal(0, 2, 3, 4), normal(1, 6, 4)
-    old = server_of(torch.zeros(2, 3, 4), torch.zeros(6, 4), torch.zeros(6, dtype=torch.bool))
+    phi, P = normal(0, 6, 4), normal(1, 6, 4)
+    old = server_of(torch.zeros(6, 4), torch.zeros(6, 4), torch.zeros(6, dtype=torch.bool))
     for rule in ("acla", "norm", "cla", "mean"):
         fresh = FedCD(classifier=rule).aggregate(SITE, old, iter([update_of(phi, P, torch.ones(6))]))
-        assert_close(unfold(fresh)["weight"], phi)
+        assert_close(fresh["parameters"]["head.weight"], phi)
 
 
 def test_a_bias_takes_the_weights_of_its_class_vector() -> None:
-    phis = [Tensors(weight=normal(k, 2, 2, 3), bias=normal(5 + k, 2, 2)) for k in range(2)]
-    nu = tensor([[[0.1, 0.2], [0.3, 0.4]], [[0.9, 0.8], [0.7, 0.6]]])
+    phis = [Tensors(weight=normal(k, 4, 3), bias=normal(5 + k, 4)) for k in range(2)]
+    nu = tensor([[0.1, 0.2, 0.3, 0.4], [0.9, 0.8, 0.7, 0.6]])
     assert_close(combine_classifiers(phis, nu)["bias"], nu[0] * phis[0]["bias"] + nu[1] * phis[1]["bias"])
 
 
@@ -772,22 +854,27 @@ def test_classes_that_come_later_start_from_k_means_and_absent_ones_wait() -> No
     assert second["known"][old].equal(first["known"][old])
 
 
-def test_a_model_is_evaluated_with_its_plain_head() -> None:
-    world = small(FedCD())
+@pytest.mark.parametrize("over", ["logits", "probabilities"])
+def test_a_model_is_evaluated_and_personalised_with_the_head_of_fine_classes(over: Any) -> None:
+    """Over probabilities no plain head predicts the same: the largest sum of softmaxed fine logits wins."""
+    world = small(FedCD(W=over))
     records, simulation = rounds(world, 2)
     last = records[-1].server
     site = world.site(-1, 2, "evaluate")
     site.load(last)
     data = Data(world.x_test, world.y_test, torch.arange(len(world.y_test)), world.mean, world.std)
-    z = site.infer(site.net.body, data)
-    predicted = (z @ unfold(last)["weight"].flatten(0, 1).T).view(len(z), 10, 3).sum(2).argmax(1)
-    accuracy = float((predicted == world.y_test).float().mean())
-    assert simulation.evaluate(1, world.method.broadcast(last)).global_.accuracy == pytest.approx(accuracy)
+    fine = (site.infer(site.net.body, data) @ last["parameters"]["head.weight"].T).view(len(data), 10, 3)
+    each = fine if over == "logits" else fine.flatten(1).softmax(1).view_as(fine)
+    accuracy = float((each.sum(2).argmax(1) == world.y_test).float().mean())
+    metrics = simulation.evaluate(1, world.method.broadcast(last))
+    assert metrics.global_.accuracy == pytest.approx(accuracy)
+    model = world.method.personalise(world.site(0, 2, "evaluate"), world.method.broadcast(last), {})
+    assert model["parameters"]["head.weight"].shape == (30, 12)
 
 
 def test_traffic_is_model_class_vectors_and_prototypes() -> None:
-    """CIFAR-10: extractor 90056, class-vectors 30 * 256 (10 zeros of a bias come along), prototypes 30 * 256 + 30."""
-    net = build("simple-cnn", (3, 32, 32), 10, seed=0)
+    """CIFAR-10: extractor 90056, class-vectors 30 * 256, prototypes 30 * 256 + 30, as many as the paper's."""
+    net = FedCD().prepare(build("simple-cnn", (3, 32, 32), 10, seed=0), seeded(0))
     data = Data(torch.zeros(4, 32, 32, 3, dtype=torch.uint8), torch.arange(4), torch.arange(4), (0.5,) * 3, (0.25,) * 3)
     site = Site(net, data, Training(), 10, 1, {}, seeded(0))
     site.initial = site.model()
@@ -795,7 +882,7 @@ def test_traffic_is_model_class_vectors_and_prototypes() -> None:
     up = FedCD().client(site, down, {})[0].payload
     for payload, known in ((down, 30), (up, 0)):
         size = size_of(payload)
-        assert size["parameters"] + size[FINE] == 4 * (90056 + 7680 + 10)
+        assert size["parameters"] == 4 * (90056 + 7680)
         assert size[GROUP] == 4 * (7680 + 30) + known
 
 
@@ -842,11 +929,10 @@ ON: dict[str, dict[str, Any]] = {
     "distil": {"distil": "kd"},
     "classifier": {"classifier": "mean"},
     "norm": {"classifier": "norm"},
-    "cla": {"classifier": "cla"},
-    "acla_temp": {"acla_temp": 0.1},
-    "counts": {"counts": False},
+    "acla": {"classifier": "acla"},
+    "acla_temp": {"acla_temp": 0.1, "classifier": "acla"},
+    "W": {"W": "probabilities"},
     "assign": {"assign": "batch"},
-    "kmeans_refresh": {"kmeans_refresh": False},
     "rescale": {"rescale": True},
     "bias": {"bias": True},
 }
@@ -871,8 +957,8 @@ def test_every_setting_changes_the_result_and_works_with_partial_participation(n
 @pytest.mark.parametrize(
     ("preset", "said"),
     [
-        ("robust", {"mu": 0.9, "rho": 0.1, "counts": True, "kmeans_refresh": True}),
-        ("paper", {"mu": "linear", "rho": "paper", "counts": False, "kmeans_refresh": False}),
+        ("robust", {"mu": 0.9, "rho": 0.1, "classifier": "cla"}),
+        ("paper", {"mu": "linear", "rho": "paper", "classifier": "acla"}),
     ],
 )
 def test_a_preset_is_what_its_settings_say_and_yields_to_a_setting(preset: Any, said: dict[str, Any]) -> None:
@@ -891,3 +977,9 @@ def test_it_learns() -> None:
     records, simulation = rounds(world, 5)
     broadcast = world.method.broadcast(records[-1].server)
     assert simulation.evaluate(4, broadcast).global_.accuracy > 0.8
+
+
+def test_a_user_s_net_with_a_longer_head_is_refused_before_the_run() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10)))
+    with pytest.raises(UsageError, match="fedcd needs a model whose head is one linear layer"):
+        assemble(Experiment(FedCD(), model=net, head="1"))

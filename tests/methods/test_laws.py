@@ -112,6 +112,13 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str) -> No
 
 
 @every_method
+def test_a_round_depends_on_the_number_of_rounds_only_if_the_method_says_so(name: str) -> None:
+    """More rounds are allowed later for the others, so the same rounds of a longer run must have the same bits."""
+    longer = bits(*rounds(dataclasses.replace(world_of(name), rounds=7), 2))
+    assert (longer != two_rounds(name)) == world_of(name).method.depends_on_rounds
+
+
+@every_method
 def test_nothing_depends_on_what_a_site_did_before(name: str) -> None:
     """The scratch net and its spares are meaningless between calls: a used world gives what a fresh one does."""
     used = world_of(name)

@@ -20,9 +20,9 @@ from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Tensors
 from fedskew.methods import vhl
-from fedskew.methods._shared.generators import endless_batches, virtual_labels
+from fedskew.methods._shared.virtual import endless_batches, noise_set, virtual_labels
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.vhl import EXTRA, VHL, VIRTUAL, WideHead, noise_set
+from fedskew.methods.vhl import EXTRA, VHL, VIRTUAL, WideHead
 from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 

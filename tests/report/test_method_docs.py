@@ -31,8 +31,8 @@ def test_fedavg_sends_the_model_both_ways_and_keeps_nothing() -> None:
     [
         ("fedprox", 0, 0, 0),
         ("scaffold", WEIGHTS, WEIGHTS, WEIGHTS),
-        ("feddyn", 0, 0, WEIGHTS),
-        ("feddc", WEIGHTS, WEIGHTS, 2 * WEIGHTS),
+        ("feddyn", 16, 0, WEIGHTS),
+        ("feddc", WEIGHTS + 16, WEIGHTS, 2 * WEIGHTS + 8),
         ("fednova", 0, 16, 0),
         ("moon", 0, 0, WEIGHTS),
         ("fedmr", PROTOTYPES, PROTOTYPES, 0),
@@ -93,3 +93,11 @@ def test_the_costs_follow_from_the_model() -> None:
     plain = measure_costs(FedAvg(), "mlp", (1, 8, 8), 3)
     assert sum(small.down.values()) - sum(plain.down.values()) == 4 * 3 * (200 + 1)
     assert fedavg() == measure_costs(FedAvg(), MODEL, SHAPE, CLASSES)
+
+
+def test_a_method_says_what_runs_it_is_meant_for() -> None:
+    (sentence,) = entry("feddyn").meant
+    assert sentence.startswith("Meant for SGD without momentum: ")
+    assert sentence in details(entry("feddyn"))
+    assert sentence in page()
+    assert entry("fedavg").meant == []

@@ -16,11 +16,12 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.given import method_text
 from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
 from fedskew.report.charts import cloud, heat, over_seeds, split
 from fedskew.report.html import write_report
-from fedskew.report.runs import find, grouped, method_text
+from fedskew.report.runs import find, grouped
 from fedskew.report.sections import mean_rows
 from fedskew.studies.compare import run_methods
 

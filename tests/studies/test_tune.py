@@ -88,11 +88,11 @@ def test_every_method_gets_the_same_number_of_trials_and_the_first_is_the_method
 
 
 def test_a_weight_without_a_value_of_its_own_starts_in_the_middle_of_its_range(tmp_path: Path) -> None:
-    """FedMR's weights are those of its form, 0.1 and 0.1: the middle, by factors, of 0.01 to 1."""
+    """FedMR's weights are those of its form, 1.4 and 0.1: the middle, by factors, of 0.1 to 20 and of 0.01 to 1."""
     (line,) = search(plan(tmp_path, methods=("fedmr",), budget=1), quiet)
-    first = {name: pytest.approx(0.1) for name in ("lr", "method.mu1", "method.mu2")}
+    first = {"lr": 0.1, "method.mu1": pytest.approx(2**0.5), "method.mu2": pytest.approx(0.1)}
     assert line["trials"][0]["values"] == first
-    assert FedMR().weights == (0.1, 0.1)
+    assert FedMR().weights(84) == (1.4, 0.1)
 
 
 def test_the_chosen_values_are_an_experiment_for_the_test_data(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
-from fedskew.evaluation.figures import ACCURACIES, COMPARED, Figure
+from fedskew.evaluation.figures import ACCURACIES, COMPARED, FIGURES, Figure
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
@@ -22,21 +22,25 @@ def show_comparison(
     target: float | None,
     as_json: bool,
     options: dict[str, Any],
+    goal: str | None = None,
 ) -> None:
-    """Run the comparison (see `run_methods`), write its files to `out`, and print the table or the JSON object."""
+    """Run the comparison (see `run_methods`), write its files to `out`, and print the table or the JSON object.
+
+    `goal` is the figure that counts (None: the leading one), `target` the value of it to report rounds and bytes to.
+    """
     screen = make_screen(as_json)
     total = base.rounds * len(methods) * len(seeds)
     with resumable("the same command"), metered(screen, total) as meter:
 
         def watch(text: str, seed: int, run: Run, record: Record) -> None:
             position = seeds.index(seed) * len(methods) + list(methods).index(text)
-            done = (position + (record.round + 1) / run.rounds) * base.rounds
-            line = f"{text} seed {seed} round {record.round + 1}/{run.rounds} {record_text(record)}"
-            always = record.round == run.rounds - 1
+            done = (position + record.number / run.rounds) * base.rounds
+            line = f"{text} seed {seed} round {record.number}/{run.rounds} {record_text(record)}"
+            always = record.number == run.rounds
             meter.update(done, f"{text} seed {seed} {record_text(record)}", line, always=always)
 
         runs = run_methods(base, methods, seeds, out, watch, **options)
-    lines = summarise(runs, target)
+    lines = summarise(runs, target, goal)
     write(out, base, runs, lines)
     if as_json:
         print_json({"methods": lines, "directory": str(out)})
@@ -53,8 +57,9 @@ def show_comparison(
 
 
 def shown_accuracies(lines: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The accuracies that at least one method has."""
-    return [figure for key, figure in ACCURACIES.items() if any(line[key] is not None for line in lines)]
+    """The figures that at least one method has: what counts first (see `summarise`), then the accuracies."""
+    keys = dict.fromkeys([*(line["goal"] for line in lines if line["goal"]), *ACCURACIES])
+    return [FIGURES[key] for key in keys if any(line.get(key) is not None for line in lines)]
 
 
 def columns_and_rows(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -64,7 +69,7 @@ def columns_and_rows(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[l
     columns = ["method", "seeds", "rounds", *(f.key for f in accuracies), *(f.words for f in costs)]
     rows = [
         [line["method"], line["seeds"], line["rounds"]]
-        + [figure.text(line[figure.key], line[f"{figure.key}_std"]) for figure in accuracies]
+        + [figure.text(line.get(figure.key), line.get(f"{figure.key}_std")) for figure in accuracies]
         + [figure.text(line[figure.key]) for figure in costs]
         for line in lines
     ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,9 +17,12 @@ from rich.table import Table
 from fedskew.evaluation.figures import leading_figure
 
 if TYPE_CHECKING:
+    from fedskew.experiment.run import BaseRun
     from fedskew.federation.protocol import Record
 
 PAGE = 160  # columns if the output is not a terminal
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
 
@@ -30,26 +34,50 @@ def make_screen(as_json: bool) -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON object on stdout."""
-    print(json.dumps(value))
+    print(msgspec.json.encode(value).decode())  # a number that is not finite is null
 
 
 def exit_with(sentence: str, code: int) -> NoReturn:
-    """End the command with one sentence on stderr. Codes: 2 a usage error, 3 a lost quorum, 130 interrupted."""
+    """End the command with one sentence on stderr.
+
+    Codes: 2 a usage error, 3 a lost quorum or divergence, 4 a disk that is full, 130 interrupted.
+    """
     print(f"fedskew: {sentence}", file=sys.stderr)
     raise SystemExit(code) from None
 
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """End the command with code 130 on Ctrl-C and 3 on a lost quorum, and say that `command` resumes it."""
-    from fedskew.federation.protocol import QuorumLost
+    """End the command with code 130 on Ctrl-C, 3 on a lost quorum, 4 on a full disk; say that `command` resumes it.
+
+    It is 3, too, if the run diverged; resuming does not help then.
+    """
+    from fedskew.federation.protocol import Diverged, QuorumLost
 
     try:
         yield
     except KeyboardInterrupt:
         exit_with(f"stopped; resume with: {command}", 130)
+    except Diverged as lost:
+        exit_with(f"{lost}. {REMEDY}", 3)
     except QuorumLost as lost:
         exit_with(f"{lost}. Nothing is lost; resume with: {command}", 3)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        exit_with(f"{disk_full(error)}. Free some space, then resume with: {command}", 4)
+
+
+def disk_full(error: OSError) -> str:
+    """The sentence for an error of `DISK_FULL`, without its full stop."""
+    where = f" (while writing {error.filename})" if error.filename else ""
+    return f"the disk is full: {error.strerror}{where}"
+
+
+def end_if_diverged(run: BaseRun) -> None:
+    """End the command with code 3 and the reason if the run was stopped because it diverged."""
+    if run.diverged and run.rounds > len(run.records):
+        exit_with(f"{run.diverged}. {REMEDY}", 3)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -64,14 +92,14 @@ def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def record_text(record: Record) -> str:
-    """A round's leading figure (if it was evaluated) and training loss: `accuracy 91.11 % loss 0.199`."""
+    """A round's leading figure (if evaluated) and training loss: `test accuracy 91.11 %, training loss 0.199`."""
     figure = leading_figure(record.metrics)
     loss = record.training.get("loss")
     parts = [
-        f"{figure.measure} {figure.text(figure.of(record.metrics))} %" if figure is not None else "",
-        f"loss {loss:.3f}" if loss is not None else "",
+        f"test {figure.measure} {figure.text(figure.of(record.metrics))} %" if figure is not None else "",
+        f"training loss {loss:.3f}" if loss is not None else "",
     ]
-    return " ".join(filter(None, parts))
+    return ", ".join(filter(None, parts))
 
 
 class Meter:

@@ -1,21 +1,24 @@
-"""`fedskew serve`, `fedskew join`, `fedskew certs`: a run between real sites."""
+"""`fedskew serve` and `fedskew join`: a run between real sites."""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.console import print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, exit_with, print_json, record_text, resumable
+from fedskew.cli.logs import Say, printer
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
     DataDir,
     Json,
     MethodName,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -26,7 +29,6 @@ from fedskew.cli.options import (
     check_resume,
     default_out,
     given_settings,
-    pick_device,
     read_experiment,
 )
 from fedskew.core.settings import UsageError
@@ -36,14 +38,15 @@ if TYPE_CHECKING:
 
 Certs = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of keys made by `fedskew certs`.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Use no TLS and no keys, for a trial on one machine.")]
-Say = Callable[[str], None]  # prints one line
+LogFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also log to this file; rotated at 10 MB, five are kept.")
+]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command("serve")(serve_command)
     app.command("join")(join_command)
-    app.command("certs")(certs_command)
 
 
 def serve_command(
@@ -59,6 +62,7 @@ def serve_command(
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     seed: Seed = None,
     set_: Set = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -78,11 +82,15 @@ def serve_command(
     choose: Annotated[
         str, typer.Option(metavar="FROM", help="Which sites clients are selected from: all, or online.")
     ] = "all",
+    norm_bound: Annotated[
+        float, typer.Option(min=0, metavar="FACTOR", help="Refuse an update this many times the usual norm; 0: never.")
+    ] = 1000,
     server_data: Annotated[
         str, typer.Option(metavar="PATH", help="Test set and public data of the server itself.")
     ] = "",
     out: RunOut = None,
     resume: Resume = None,
+    log_file: LogFile = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -98,27 +106,41 @@ def serve_command(
         rounds=rounds,
         clients_per_round=clients_per_round,
         quorum=quorum,
+        on_divergence=on_divergence,
         seed=seed,
     )
     kind: Any = choose
     check_choice("--choose", choose, "all", "online")
-    hosting = Hosting(host, port, certs, insecure, sites, timeout, patience, limit * 10**6, kind, server_data, data_dir)
+    hosting = Hosting(
+        host=host,
+        port=port,
+        certs=certs,
+        insecure=insecure,
+        sites=sites,
+        timeout=timeout,
+        patience=patience,
+        limit=limit * 10**6,
+        norm_bound=norm_bound,
+        choose=kind,
+        server_data=server_data,
+        data_dir=data_dir,
+    )
     if resume is not None:
         check_resume(resume, settings, set_, config, out)
         experiment, path = read_settings(resume), resume
     else:
         experiment = read_experiment(config, settings, set_)
         path = out or default_out(experiment)
-    say = _line_printer(sys.stderr if as_json else sys.stdout)
+    say = printer(sys.stderr if as_json else sys.stdout, log_file)
     served = Served(experiment, hosting, path, say, resume=resume is not None)
     follow(served, say)
+    absent = served.absent()
     if as_json:
         assert served.result is not None
-        print_json(served.result.as_dict() | {"directory": str(path)})
-
-
-def _line_printer(stream: Any) -> Say:
-    return lambda text: print(text, file=stream, flush=True)
+        print_json(served.result.as_dict() | {"directory": str(path), "absent": absent})
+    end_if_diverged(served)
+    if absent:
+        exit_with(f"the run is complete, but these sites never took part: {', '.join(absent)}.", 5)
 
 
 def follow(served: Served, say: Say) -> None:
@@ -133,12 +155,14 @@ def follow(served: Served, say: Say) -> None:
     say(f"ready: {scheme}://{served.hosting.host}:{served.port}, waiting for {served.expected} sites ({names})")
     if served.start is not None:
         say(f"resuming {path} after round {served.start[0]} of {served.rounds}")
-    with resumable(f"fedskew serve --resume {path}"):
+    with resumable(f"fedskew serve --resume {shlex.quote(str(path))}"):
         for record in served:
             for client, why in record.lost.items():
-                say(f"round {record.round + 1}: site {served.agreed.sites[client]} {why}")
+                say(f"warning: round {record.number}: site {served.agreed.sites[client]} {why}")
+            if record.diverged and served.experiment.on_divergence == "warn":
+                say(f"warning: {record.diverged}")
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
-            say(f"round {record.round + 1}/{served.rounds}: {record_text(record)} ({took})")
+            say(f"round {record.number}/{served.rounds}: {record_text(record)} ({took})")
     assert served.result is not None
     say(f"digest {served.result.digest[:16]}, model_digest {served.result.model_digest[:16]}")
     say(f"saved in {path}")
@@ -162,46 +186,48 @@ def join_command(
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps; bit-identical results only on cpu.")
     ] = "cpu",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="method=NAMES", help="Serve only these methods, as in method=fedavg,fedcrc; repeatable."),
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HASH", help="Agree to the experiment with this fingerprint; repeatable."),
+    ] = None,
+    max_seconds: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Longest time for one request; 0 for no limit.")
+    ] = 3600,
+    fresh_state: Annotated[
+        bool, typer.Option("--fresh-state", help="Go on without a state that is missing or damaged.")
+    ] = False,
+    log_file: LogFile = None,
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Join a run as one site. Its data stay here; updates go to the server."""
-    from fedskew.deploy import node
+    from fedskew.deploy import joining
+    from fedskew.deploy.node import Node
+    from fedskew.deploy.policy import parse_allowed
     from fedskew.deploy.states import States
+    from fedskew.experiment.machine import pick_device
 
-    address = node.server_address(server, certs, insecure)
+    address = joining.server_address(server, certs, insecure)
     if insecure and not name:
         raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
         name = certs.resolve().name
-    node.check_data(data, data_dir)
+    policy = replace(parse_allowed(allow or []), experiments=frozenset(accept or []), seconds=max_seconds)
+    say = printer(sys.stderr, log_file, f"fedskew: {name}: ")
+    loaded = joining.load_own_data(data, data_dir)
     folder = state or Path("fedskew-state") / name
-    say = _line_printer(sys.stderr)
-    lock = node.lock_states(folder)
+    lock = joining.lock_states(folder)
     try:
-        site = node.Node(data, States(folder), name=name, data_dir=data_dir, device=pick_device(device))
-        node.join(site, address, stay=stay, say=lambda text: say(f"fedskew: {name}: {text}"))
+        states = States(folder, fresh=fresh_state)
+        site = Node(
+            data, states, name=name, data_dir=data_dir, device=pick_device(device), policy=policy, loaded=loaded
+        )
+        joining.join(site, address, stay=stay, say=say)
     finally:
         lock.release()
-
-
-def certs_command(
-    sites: Annotated[str, typer.Option(metavar="NAMES", help="Names of the sites, e.g. hospital-a,hospital-b.")],
-    hosts: Annotated[
-        str, typer.Option(metavar="NAMES", help="Names and addresses by which sites reach the server.")
-    ] = "localhost,127.0.0.1",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write to.")] = Path("certs"),
-    days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the certificates expire.")] = 365,
-) -> None:
-    """Make keys: an authority, the server's certificate, a key per site."""
-    from fedskew.deploy.certs import make_certs
-
-    made = make_certs(out, _words(hosts), _words(sites), days)
-    print(f"{made[0]}: for the server   (fedskew serve --certs {made[0]})")
-    for folder in made[1:]:
-        print(f"{folder}: for that site   (fedskew join --certs {folder})")
-    print(f"{out / 'ca.key'}: signs further certificates; keep it off the network")
-
-
-def _words(text: str) -> list[str]:
-    """`a, b` gives ["a", "b"]."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    if as_json:
+        print_json({"site": name, "server": server, "state": str(folder)})

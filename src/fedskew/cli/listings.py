@@ -10,7 +10,7 @@ import typer
 
 from fedskew.cli.console import make_screen, make_table, print_json
 from fedskew.cli.options import DataDir, Json
-from fedskew.core.settings import UsageError, choose
+from fedskew.core.settings import UsageError
 
 if TYPE_CHECKING:
     from fedskew.data.dataset import DataSet
@@ -98,6 +98,7 @@ def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path
     source = load(data, data_dir)
     partition = make_partition(text, source.y_train, seed=seed, classes=source.classes, owners=source.owners_train)
     found = skew(partition, source.y_train, source.classes)
+    features = split_feature_skew(text, source, seed)
     if png is not None:
         from fedskew.data.split.plot import plot_partition
 
@@ -107,18 +108,31 @@ def show_split(text: str, data: str, seed: int, png: Path | None, data_dir: Path
             raise UsageError(f"{png} cannot be written: {error.strerror}.") from None
     if as_json:
         about = {"split": text, "data": data, "seed": seed, "public": len(partition.public), "notes": partition.notes}
-        print_json(about | found.as_dict())
+        print_json(about | found.as_dict() | {"features": features})
         return
     screen = make_screen(as_json)
     screen.print(make_table(f"{text} on {data}, seed {seed}", *client_rows(found, source)))
     if len(found.table) > CLIENTS:
         screen.print(f"... and {len(found.table) - CLIENTS} more clients")
     screen.print()
-    screen.print(make_table("skew", ["figure", "value"], skew_rows(found, source, partition)))
+    screen.print(make_table("skew", ["figure", "value"], skew_rows(found, source, partition, features)))
     for note in partition.notes:
         screen.print(f"note: {note}")
     if png is not None:
         screen.print(f"drawn to {png}")
+
+
+def split_feature_skew(text: str, source: DataSet, seed: int) -> float | None:
+    """The feature skew of a split under the initial net of an experiment with it; None if it cannot be computed."""
+    from fedskew.experiment.assemble import assemble
+    from fedskew.experiment.config import Experiment
+    from fedskew.experiment.skewness import initial_feature_skew
+
+    try:
+        assembled = assemble(Experiment(data=source, split=text, seed=seed))
+    except UsageError:  # the split can be shown all the same
+        return None
+    return initial_feature_skew(assembled.world, list(assembled.members))
 
 
 def client_rows(found: Skew, source: DataSet) -> tuple[list[str], list[list[Any]]]:
@@ -132,8 +146,8 @@ def client_rows(found: Skew, source: DataSet) -> tuple[list[str], list[list[Any]
     return ["client", "samples", "classes", "distance", *(names if few else ())], rows
 
 
-def skew_rows(found: Skew, source: DataSet, partition: Partition) -> list[tuple[str, Any]]:
-    """The figures of a split's skew, as (words, value)."""
+def skew_rows(found: Skew, source: DataSet, partition: Partition, features: float | None) -> list[tuple[str, Any]]:
+    """The figures of a split's skew, as (words, value); `features` is the feature skew (None: not known)."""
     import numpy as np
 
     sizes, classes = found.sizes, found.classes
@@ -142,9 +156,14 @@ def skew_rows(found: Skew, source: DataSet, partition: Partition) -> list[tuple[
         ("samples per client, min / median / max", f"{sizes.min()} / {np.median(sizes):.0f} / {sizes.max()}"),
         ("classes per client, min / mean / max", f"{classes.min()} / {classes.mean():.1f} / {classes.max()}"),
         ("label entropy, mean (nats)", f"{found.mean_entropy:.2f} of {np.log(source.classes):.2f}"),
-        ("distance to the global mix, mean", f"{found.mean_distance:.2f}"),
+        ("effective classes per client, mean", f"{found.mean_effective:.2f} of {source.classes}"),
+        ("empty (client, class) cells", f"{100 * found.empty:.0f} %"),
+        ("distance to the global mix, mean: total variation", f"{found.mean_distance:.2f}"),
+        ("Hellinger", f"{found.mean_hellinger:.2f}"),
+        ("Jensen-Shannon", f"{found.mean_jensen_shannon:.2f}"),
         ("Gini coefficient of the sizes", f"{found.gini:.2f}"),
-        ("imbalance of the classes", f"{found.imbalance:.1f}"),
+        ("imbalance factor of the classes", f"{found.imbalance:.1f}"),
+        ("feature skew under the initial net", "-" if features is None else f"{features:.3f}"),
         ("public samples", len(partition.public)),
     ]
 
@@ -169,10 +188,10 @@ def list_splits(as_json: bool) -> None:
 
 def list_methods(as_json: bool) -> None:
     """Print one line per method."""
-    from fedskew.methods import REGISTRY
+    from fedskew.methods._find import all_methods
     from fedskew.report import method_docs
 
-    entries = [method_docs.entry(name) for name in REGISTRY]
+    entries = [method_docs.entry(name) for name in all_methods()]
     if as_json:
         print_json({"methods": [dataclasses.asdict(one) for one in entries]})
         return
@@ -184,10 +203,8 @@ def list_methods(as_json: bool) -> None:
 
 def show_method(name: str, as_json: bool) -> None:
     """Print one method in full."""
-    from fedskew.methods import REGISTRY
     from fedskew.report import method_docs
 
-    choose("method", name, REGISTRY)
     one = method_docs.entry(name)
     if as_json:
         print_json(dataclasses.asdict(one))

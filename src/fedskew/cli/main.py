@@ -1,7 +1,8 @@
 """The entry point of the command line, its errors and its exit codes.
 
-A user's mistake is one sentence on stderr and exit code 2, never a traceback. A lost quorum is exit code 3, Ctrl-C and
-SIGTERM are 130. Modules that need torch are imported inside the commands, so that `fedskew --help` is fast.
+A user's mistake is one sentence on stderr and exit code 2, never a traceback. A lost quorum is exit code 3, a full disk
+4, Ctrl-C and SIGTERM are 130. Modules that need torch are imported inside the commands, so that `fedskew --help` is
+fast.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedskew import __version__
-from fedskew.cli import deploy, listings, run, studies
-from fedskew.cli.console import exit_with
+from fedskew.cli import check, deploy, listings, operations, run, studies, use
+from fedskew.cli.console import DISK_FULL, disk_full, exit_with
 from fedskew.core.settings import UsageError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -35,7 +36,7 @@ def callback(
     """Federated learning on skewed data."""
 
 
-for group in (run, studies, listings, deploy):
+for group in (run, use, studies, listings, check, deploy, operations):
     group.add_commands(app)
 
 
@@ -53,8 +54,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command; `arguments` default to those of the process. Ends with `SystemExit` unless all went well."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if app(arguments, standalone_mode=False) == 130:  # newer versions of Typer return this on Ctrl-C
+        code = app(arguments, standalone_mode=False)  # what typer.Exit was given; 130 on Ctrl-C in newer versions
+        if code == 130:
             raise KeyboardInterrupt
+        if code:
+            raise SystemExit(code)
     except UsageError as error:
         exit_with(str(error), 2)
     except option_error() as error:
@@ -65,3 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
         exit_with("stopped.", 130)
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        exit_with(f"{disk_full(error)}.", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -29,7 +30,10 @@ Split = Annotated[
     typer.Option(metavar="SPLIT", help="How data are split among clients, e.g. dirichlet:alpha=0.1,clients=10."),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="Name of a model (see `fedskew models`).")]
-MethodName = Annotated[str | None, typer.Option(metavar="METHOD", help="Name of a method (see `fedskew methods`).")]
+MethodName = Annotated[
+    str | None,
+    typer.Option(metavar="METHOD", help="A method (see `fedskew methods`) with optional settings: fedprox:mu=0.1."),
+]
 Rounds = Annotated[str | None, typer.Option(metavar="N", help="Number of rounds.")]
 ClientsPerRound = Annotated[
     str | None, typer.Option(metavar="N", help="Clients selected each round: a count, a share below 1, or all.")
@@ -37,6 +41,12 @@ ClientsPerRound = Annotated[
 Seed = Annotated[str | None, typer.Option(metavar="N", help="Seed of everything that is random.")]
 Quorum = Annotated[
     str | None, typer.Option(metavar="N", help="Updates a round needs: a count, or a share below 1 of the clients.")
+]
+OnDivergence = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT", help="stop (default) or warn: what to do if the loss is not finite or falls to chance."
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -53,7 +63,15 @@ Engine = Annotated[
 ]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or mps.")]
 Target = Annotated[
-    float | None, typer.Option(metavar="ACCURACY", help="Report rounds and bytes to this accuracy, e.g. 0.8.")
+    float | None, typer.Option(metavar="PERCENT", help="Report rounds and bytes until the goal reaches this, e.g. 80.")
+]
+Goal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIGURE",
+        help="The figure that counts: accuracy, balanced, f1, auroc, auprc, ece, loss, personal, worst, ...; "
+        "default: accuracy, or balanced accuracy if the test set is not balanced.",
+    ),
 ]
 
 # options that set a setting of another name
@@ -63,6 +81,7 @@ SETTING_OF = {
     "fault": "trouble.fault",
     "quorum": "trouble.quorum",
     "diagnose": "evaluation.diagnose",
+    "metric": "evaluation.metric",
 }
 
 
@@ -80,10 +99,15 @@ def check_resume(path: Path, *given: Any) -> None:
 def read_experiment(config: Path | None, settings: dict[str, Any], assignments: list[str] | None) -> Experiment:
     """The settings of a file, overridden by those of options, overridden by `--set name=value`."""
     from fedskew.experiment.config import from_dict, read_toml
+    from fedskew.experiment.given import method_table
 
     values = read_toml(config) if config is not None else {}
-    if "method.name" in settings and values.get("method", {}).get("name") != settings["method.name"]:
-        values.pop("method", None)  # the settings of another method do not apply
+    if isinstance(values.get("method"), str):
+        values["method"] = method_table(values["method"])
+    if "method.name" in settings:
+        chosen = method_table(settings.pop("method.name"))
+        same = values.get("method", {}).get("name") == chosen["name"]
+        values["method"] = values["method"] | chosen if same else chosen  # settings of another method do not apply
     for key, value in settings.items():
         assign(values, key, value)
     for text in assignments or []:
@@ -112,6 +136,20 @@ def plain_value(text: str) -> Any:
         return text
 
 
+def stop_rule(text: str | None) -> dict[str, str]:
+    """`patience=10,figure=f1` gives the settings of the table `stop`; None gives none."""
+    if text is None:
+        return {}
+    from fedskew.core.settings import parse
+
+    (_, options), *more = parse(f"stop:{text}", "--stop")
+    if more or "patience" not in options:
+        raise UsageError(
+            f"--stop {text} is invalid: expected patience=10, with figure=... and min_delta=... if wanted."
+        )
+    return options
+
+
 def seed_list(text: str) -> list[int]:
     """`0,1,2` gives [0, 1, 2]."""
     try:
@@ -123,7 +161,11 @@ def seed_list(text: str) -> list[int]:
 def run_options(
     workers: str | None, engine: str, device: str, data_dir: Path | None, track: list[str] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`."""
+    """Keyword arguments of `Run` that say where and how to run; mistakes in them are a `UsageError`.
+
+    More workers than cores become as many as there are cores, and a line on stderr says so.
+    """
+    from fedskew.experiment.machine import pick_device, worker_count
     from fedskew.experiment.tracking import trackers
     from fedskew.federation.simulate.ray import import_ray
 
@@ -131,8 +173,12 @@ def run_options(
     check_choice("--engine", engine, "processes", "ray")
     if engine == "ray":
         import_ray()
+    given: Any = int(workers) if workers is not None and workers.isdecimal() else workers
+    count, notes = worker_count(given, "ray" if engine == "ray" else "processes")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     return {
-        "workers": worker_count(workers),
+        "workers": count,
         "engine": engine,
         "device": pick_device(device),
         "data_dir": data_dir,
@@ -144,28 +190,6 @@ def check_choice(option: str, given: str, *choices: str) -> None:
     """Raise `UsageError` if an option's value is none of these."""
     if given not in choices:
         raise UsageError(f"{option} {given} is invalid: expected {' or '.join(choices)}.")
-
-
-def worker_count(text: str | None) -> int | None:
-    """A number of processes; None (all cores) if none is given."""
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"--workers {text} is invalid: expected a number of processes of at least 1.")
-    return int(text)
-
-
-def pick_device(name: str) -> str:
-    """A device that is available; `auto` is the first of cuda, mps and cpu."""
-    import torch
-
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return next(device for device in ("cuda", "mps", "cpu") if available[device])
-    if not available.get(name, False):
-        usable = ", ".join(device for device, is_available in available.items() if is_available)
-        raise UsageError(f"--device {name} is not available: expected auto, {usable}.")
-    return name
 
 
 def default_out(experiment: Experiment) -> Path:

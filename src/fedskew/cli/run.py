@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -17,9 +18,11 @@ from fedskew.cli.options import (
     DataDir,
     Device,
     Engine,
+    Goal,
     Json,
     MethodName,
     Model,
+    OnDivergence,
     Quorum,
     Resume,
     Rounds,
@@ -35,6 +38,7 @@ from fedskew.cli.options import (
     given_settings,
     read_experiment,
     run_options,
+    stop_rule,
 )
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
@@ -45,7 +49,10 @@ from fedskew.evaluation.figures import (
     OVER_CLIENTS,
     Figure,
     bytes_text,
+    check_goal,
+    leading_figure,
     percent,
+    target_value,
     to_target,
 )
 
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedskew.evaluation.metrics import Metrics, Population
+    from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -82,18 +90,36 @@ def run_command(
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option(metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2."),
+        typer.Option(
+            metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2; both count from 0."
+        ),
     ] = None,
     quorum: Quorum = None,
+    on_divergence: OnDivergence = None,
     resume: Resume = None,
     checkpoint_every: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Rounds between checkpoints; 0 spaces them so that they stay cheap."),
     ] = 0,
     target: Target = None,
+    goal: Goal = None,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="At the end, measure collapse of features and drift of heads.")
     ] = False,
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Your own figure: a function (y_true, scores) of the global model's predictions on the test set.",
+        ),
+    ] = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -105,6 +131,9 @@ def run_command(
     from fedskew.experiment.run import Run
     from fedskew.experiment.run import resume as resume_run
 
+    check_goal(goal)
+    if target is not None:
+        target_value(target, goal)  # a mistake shows before the run
     options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     settings = given_settings(
         method=method,
@@ -117,19 +146,29 @@ def run_command(
         dropout=dropout,
         fault=fault,
         quorum=quorum,
+        on_divergence=on_divergence,
         diagnose=diagnose or None,
+        metric=metric,
     )
+    settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
+        settings.pop("rounds", None)  # a run can be given more rounds
         check_resume(resume, settings, set_, config, out)
-        run = resume_run(resume, **options)
+        run = resume_run(resume, rounds=rounds, **options)
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target)
+    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
-def follow(run: Run, *, as_json: bool, target: float | None) -> None:
-    """Carry out a run, print its progress, then its final figures (or the JSON object)."""
+def follow(
+    run: Run, *, as_json: bool, target: float | None, goal: str | None = None, data_dir: Path | None = None
+) -> None:
+    """Carry out a run, print its progress, then its final figures (or the JSON object).
+
+    `target` is the value of the figure `goal` (see `leading_figure`) to report rounds and bytes to, in percent.
+    `data_dir` is the option of that name, for the commands that are proposed at the end.
+    """
     screen = make_screen(as_json)
     path = run.directory.path if run.directory is not None else None
     for note in run.notes:
@@ -138,17 +177,23 @@ def follow(run: Run, *, as_json: bool, target: float | None) -> None:
         screen.print(f"resuming {path} after round {run.start[0]} of {run.rounds}")
     else:
         print_setting(run, screen)
-    with resumable(f"fedskew run --resume {path}"):
+    with resumable(f"fedskew run --resume {shlex.quote(str(path))}"):
         print_rounds(run, screen)
     assert run.result is not None
     names = run.assembled.data.labels or ()
-    reached = {} if target is None else {"accuracy": target, **to_target(run.records, target)}
+    reached: dict[str, Any] = {}
+    if target is not None:
+        lead = leading_figure(run.result.metrics, goal)
+        found = to_target(run.records, target_value(target, goal), goal)
+        reached = {"figure": lead.key if lead is not None else "", "target": target, **found}
     if as_json:
         more: dict[str, Any] = {"directory": str(path), "warnings": cautions(run.result.metrics, names)}
         more |= {"to_target": reached} if reached else {}
         print_json(run.result.as_dict() | more)
     else:
         print_result(run.result, reached, path, screen, names)
+        print_next(run.experiment, path, data_dir, screen)
+    end_if_diverged(run)
 
 
 def print_setting(run: Run, screen: Console) -> None:
@@ -164,7 +209,7 @@ def print_setting(run: Run, screen: Console) -> None:
             f"note: evaluation after every {setting.evaluate_every} rounds, about a tenth of the work; "
             "--set evaluation.every=1 evaluates every round"
         )
-    for note in setting.partition.notes:
+    for note in setting.notes:
         screen.print(f"note: {note}")
 
 
@@ -172,22 +217,27 @@ def print_rounds(run: Run, screen: Console) -> None:
     """Carry out the rounds, with a progress bar or lines; lost clients are named."""
     with metered(screen, run.rounds, run.start[0] if run.start else 0) as meter:
         for record in run:
-            number, text = record.round + 1, record_text(record)
+            number, text = record.number, record_text(record)
             for client, why in record.lost.items():
                 screen.print(f"round {number}: client {client} {why}")
-            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=number == run.rounds)
+            if record.diverged and run.experiment.on_divergence == "warn":
+                screen.print(f"warning: {record.diverged}")
+            last = number == run.rounds or run.stopped != ""
+            meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
+    if run.stopped:
+        screen.print(f"stopped: {run.stopped}")
 
 
 def print_result(
     result: Result, reached: dict[str, Any], path: Path | None, screen: Console, names: Sequence[str] = ()
 ) -> None:
-    """The final figures as a table, then warnings, costs, diagnostics, digests and what to do next.
+    """The final figures as a table, then warnings, costs, diagnostics and digests.
 
     `reached` says when the target was reached (empty: no target), `path` is the run's directory, `names` are the
     classes' names.
     """
     screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}"
+    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
     rows = figure_rows(result)
     header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
     screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
@@ -201,13 +251,28 @@ def print_result(
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
+    if result.metrics is not None and result.metrics.own is not None:
+        screen.print(f"{result.settings['evaluation'].get('metric')} {FIGURES['own'].text(result.metrics.own)}")
     if reached:
         how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
-        screen.print(f"to {percent(reached['accuracy'])} %: {how}")
+        figure = FIGURES.get(reached["figure"])
+        what = f"{figure.measure} of {reached['target']:g} {figure.unit}".rstrip() if figure else "target"
+        screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
-    screen.print("\nnext: fedskew split --png split.png    see how skewed the clients are")
-    screen.print("      fedskew run --method fedprox     another method on the same clients")
+
+
+def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
+    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
+    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
+    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
+    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
+    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
+    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
+    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
+    screen.print()
+    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
+        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced

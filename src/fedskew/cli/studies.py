@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedskew.cli.console import make_screen, print_json
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -14,8 +15,10 @@ from fedskew.cli.options import (
     DataDir,
     Device,
     Engine,
+    Goal,
     Json,
     Model,
+    OnDivergence,
     Rounds,
     Set,
     Split,
@@ -27,6 +30,7 @@ from fedskew.cli.options import (
     run_options,
     seed_list,
 )
+from fedskew.evaluation.figures import bytes_text
 
 # Arguments are hidden because Typer would list them with their Python type; the commands' docstrings explain them.
 Methods = Annotated[list[str], typer.Argument(metavar="METHOD", hidden=True)]
@@ -49,6 +53,7 @@ def compare_command(
     model: Model = None,
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
+    on_divergence: OnDivergence = None,
     set_: Set = None,
     config: Config = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs and the table.")] = Path("runs/compare"),
@@ -56,6 +61,7 @@ def compare_command(
     engine: Engine = "processes",
     device: Device = "auto",
     target: Target = None,
+    goal: Goal = None,
     track: Track = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -65,11 +71,20 @@ def compare_command(
     METHOD is a method's name with optional settings: fedavg, fedprox:mu=0.1.
     """
     from fedskew.cli.comparison import show_comparison
+    from fedskew.evaluation.figures import check_goal, target_value
 
-    settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
+    settings = given_settings(
+        data=data,
+        split=split,
+        model=model,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        on_divergence=on_divergence,
+    )
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
-    show_comparison(experiment, methods, seed_list(seeds), out, target, as_json, options)
+    reach = None if target is None else target_value(target, check_goal(goal))
+    show_comparison(experiment, methods, seed_list(seeds), out, reach, as_json, options, check_goal(goal))
 
 
 def table_command(
@@ -136,10 +151,7 @@ def tune_command(
         list[str] | None,
         typer.Option("--range", metavar="NAME=LOW:HIGH", help="Range to search: fedprox.mu=0.001:1; repeatable."),
     ] = None,
-    goal: Annotated[
-        str | None,
-        typer.Option(metavar="GOAL", help="Model to tune: global or personal; default: global if the method has one."),
-    ] = None,
+    goal: Goal = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the study and the chosen experiments.")] = Path(
         "runs/tune"
     ),
@@ -153,7 +165,8 @@ def tune_command(
 
     METHOD is a method's name with settings that stay fixed: fedavg, fedpg:lambda_v=1.
     """
-    from fedskew.cli.tuning import parse_goal, show_search
+    from fedskew.cli.tuning import show_search
+    from fedskew.evaluation.figures import check_goal
     from fedskew.studies.tune import Search, read_range
 
     settings = given_settings(data=data, split=split, model=model, rounds=rounds)
@@ -163,7 +176,7 @@ def tune_command(
         budget=budget,
         seeds=tuple(seed_list(seeds)),
         out=out,
-        goal=parse_goal(goal),
+        goal=check_goal(goal),
         ranges=dict(read_range(text) for text in range_ or []),
     )
     show_search(plan, as_json, run_options(workers, engine, device, data_dir))
@@ -174,6 +187,7 @@ def report_command(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     drift: Annotated[bool, typer.Option(help="Compute drift from the saved models.")] = True,
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
     """Write one self-contained HTML page about runs.
 
@@ -181,5 +195,11 @@ def report_command(
     """
     from fedskew.report.html import write_report
 
-    count = write_report(folders, out, drift=drift, data_dir=data_dir)
-    print(f"{count} runs in {out}")
+    screen = make_screen(as_json)
+    count = write_report(
+        folders, out, drift=drift, data_dir=data_dir, say=lambda text: screen.print(text, markup=False)
+    )
+    if as_json:
+        print_json({"runs": count, "file": str(out), "bytes": out.stat().st_size})
+    else:
+        screen.print(f"{count} runs in {out} ({bytes_text(out.stat().st_size)})", markup=False)

@@ -97,8 +97,8 @@ class TableProgress:
 
     def __call__(self, work: Work, run: Run, record: Record) -> None:
         total, position = len(self.position), self.position[work.path]
-        done = position + (record.round + 1) / run.rounds
+        done = position + record.number / run.rounds
         minutes = (time.monotonic() - self.started) / done * (total - done) / 60
         text = f"{work.row} | {work.column} seed {work.seed} {record_text(record)}"
-        line = f"run {position + 1} of {total}, {minutes:.0f} min left: {text}, round {record.round + 1}/{run.rounds}"
-        self.meter.update(done, text, line, always=record.round == run.rounds - 1)
+        line = f"run {position + 1} of {total}, {minutes:.0f} min left: {text}, round {record.number}/{run.rounds}"
+        self.meter.update(done, text, line, always=record.number == run.rounds)

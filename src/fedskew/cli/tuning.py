@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedskew.cli.console import make_screen, make_table, metered, print_json, resumable
-from fedskew.core.settings import choose
 from fedskew.evaluation.figures import percent
-from fedskew.studies.tune import Goal, Search, search
+from fedskew.studies.tune import Search, search
 
 
 def show_search(plan: Search, as_json: bool, options: dict[str, Any]) -> None:
@@ -35,9 +34,3 @@ def show_search(plan: Search, as_json: bool, options: dict[str, Any]) -> None:
 def values_text(values: Mapping[str, float]) -> str:
     """Chosen values as text: `lr=0.05, mu=0.1`."""
     return ", ".join(f"{key.removeprefix('method.')}={value:.4g}" for key, value in values.items())
-
-
-def parse_goal(text: str | None) -> Goal | None:
-    """--goal as given, checked; None if it was not given."""
-    choices: dict[str, Goal] = {"global": "global", "personal": "personal"}
-    return None if text is None else choose("goal", text, choices)

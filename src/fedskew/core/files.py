@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -12,13 +13,18 @@ PREFIX = "fedskew-"  # of the names of temporary folders
 
 
 def write_atomically(path: Path, blob: bytes | bytearray) -> None:
-    """The whole file or none of it, on disk when this returns."""
+    """Write a file, whole and on disk when this returns. If it fails, on a full disk say, the old file stays."""
     draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as file:
-        file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def sha256(blob: bytes | bytearray) -> str:

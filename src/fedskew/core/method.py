@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedskew.core.fit import fit
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Mean, Payload, Tensors
+from fedskew.core.training import Training
 
 MODEL = ("parameters", "buffers")  # the groups of a payload that make up a model
 
@@ -28,6 +29,15 @@ class Paper:
     def reference(self) -> str:
         """Authors, venue and link as one line."""
         return ". ".join(filter(None, (self.authors, self.venue, self.link)))
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A condition on runs that a method was made for. It is on the method's page; a run that breaks it is warned."""
+
+    words: str  # the condition, such as "SGD without momentum"
+    why: str  # what goes wrong otherwise, or who recommends it; no full stop
+    met: Callable[[Training, float], bool]  # of a run's training settings and the share of clients in each round
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class Method:
     A method is a frozen dataclass: its fields are its settings (see `fedskew.core.settings.setting`), its methods are
     the hooks below. A run calls them in this order:
 
+        net = prepare(net, rng)                                          once in every process
         server = init_server(site)                                       once
         for each stage in stages(rounds):
             message = broadcast(server)
@@ -112,11 +123,25 @@ class Method:
 
     paper: ClassVar[Paper | None] = None  # where it was published; None: a control
     terms_off: ClassVar[dict[str, Any] | None] = None  # settings that make it FedAvg bit for bit; None: none does
+    meant: ClassVar[tuple[Meant, ...]] = ()  # what runs it was made for; empty: any
     quick: ClassVar[dict[str, Any]] = {}  # settings that shorten the server's work; payloads keep their shapes
     personal: ClassVar[tuple[str, ...]] = ()  # prefixes of parameter names that a client never sends; ("",): all
     has_global: ClassVar[bool] = True  # whether the server has a model to evaluate and deploy
+    # where it is known to end below FedAvg, and why: a net or a split of the soundness battery, or "everywhere"
+    weak_where: ClassVar[Mapping[str, str]] = {}
     public: ClassVar[bool] = False  # whether the server needs a public data set
     pooled: ClassVar[bool] = False  # whether one client holds the data of all: a control, not federated
+
+    def warning(self, training: Training, share: float) -> str:
+        """One sentence that says which conditions in `meant` a run breaks; "" if none.
+
+        `training` are the run's settings, `share` is the share of clients that train in each round.
+        """
+        broken = [each for each in self.meant if not each.met(training, share)]
+        if not broken:
+            return ""
+        conditions = " and ".join(f"{each.words} ({each.why})" for each in broken)
+        return f"{type(self).__name__} is meant for {conditions}; this run's settings differ."
 
     def stages(self, rounds: int) -> Sequence[str]:
         """The stage of every round to run, given the `rounds` asked for.
@@ -125,6 +150,23 @@ class Method:
         another kind, such as CCVR's last one, "calibrate".
         """
         return ["train"] * rounds
+
+    def prepare(self, net: Any, rng: Generator) -> Any:
+        """The net to use in place of the initial one, wherever a net is made. FedAvg: `net` itself.
+
+        A method may put another head into `net` here, from features to the same number of logits: training,
+        evaluation, saving, personalising and deployment then use it. `rng` depends on the run's seed alone, so all
+        sites make the same net. Raise `UsageError` for a net that the method cannot use.
+        """
+        return net
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether what a round computes depends on `site.rounds`; such a run cannot be given more rounds later.
+
+        FedAvg: no. Learning rates are not meant, they are checked by themselves.
+        """
+        return False
 
     def init_server(self, site: Site) -> Payload:
         """The server's payload before the first round. FedAvg: the initial model without its personal part.

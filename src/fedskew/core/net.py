@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from torch import Tensor, nn
 
-from fedskew.core.fast.module_index import module_index
+from fedskew.core.fast.module_index import module_index, set_mode
 from fedskew.core.settings import UsageError
 
 Shape = tuple[int, ...]
@@ -26,6 +27,8 @@ class Net(nn.Module):
     >>> net.body(x).shape, net(x).shape
     (torch.Size([5, 6]), torch.Size([5, 4]))
     """
+
+    head_name = ""  # of a net that `wrap` made: the name of the head in the user's module
 
     def __init__(self, body: nn.Module, head: nn.Module, features: int) -> None:
         super().__init__()
@@ -51,6 +54,23 @@ class Seen:
         return cast(Tensor, self.head(self.z))
 
 
+@contextmanager
+def still_statistics(net: nn.Module) -> Iterator[None]:
+    """While it lasts, batch norm in training mode does not move its running statistics.
+
+    It normalises by the batch as usual. For batches that are unlike what the net is used on, such as virtual images.
+    """
+    layers = module_index(net).norms
+    tracked = [layer.track_running_stats for layer in layers]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer, was in zip(layers, tracked, strict=True):
+            layer.track_running_stats = was
+
+
 def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, batch_statistics: bool) -> Tensor:
     """function(x) with `net` in evaluation mode.
 
@@ -59,15 +79,12 @@ def outputs(net: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, *, 
     """
     net.eval()
     layers, n = module_index(net).norms, len(x)
-    tracked = [layer.track_running_stats for layer in layers]
-    if batch_statistics:
-        for layer in layers:  # training mode that updates no running statistics
-            layer.train().track_running_stats = False
     if layers and n == 1:  # batch statistics need two samples: use the same one twice
         x = x.repeat(2, *[1] * (x.dim() - 1))
-    made = function(x)[:n]
-    for layer, was in zip(layers, tracked, strict=True):
-        layer.eval().track_running_stats = was
+    set_mode(layers, batch_statistics)
+    with still_statistics(net):
+        made = function(x)[:n]
+    set_mode(layers, False)
     return made
 
 

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     COHORT = 4  # which clients take part in a round
     FAULT = 5  # which simulated clients fail in a round
     DIAGNOSE = 6  # which samples and clients the closing diagnostics look at
+    NET = 7  # what a method adds to the initial net
 
 
 def seeded(*key: int) -> torch.Generator:

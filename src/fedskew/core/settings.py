@@ -75,6 +75,31 @@ def build(kind: type[T], values: Mapping[str, Any], what: str) -> T:
         raise UsageError(_sentence(kind, values, what, str(error))) from None
 
 
+def checked(given: T, what: str) -> T:
+    """A dataclass made in Python, checked as `build` checks plain values. Raises `UsageError`.
+
+    Numbers of numpy become Python's. Fields whose types are not plain values, as a user's own method may have, are not
+    checked. `what` names the dataclass in an error.
+    """
+    try:
+        hints = get_type_hints(type(given), include_extras=True)
+    except NameError:  # a class made inside a function may name types that only that function knows
+        return given
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(given):  # type: ignore[arg-type]
+        value = getattr(given, field.name)
+        if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+            value = changed[field.name] = value.item()
+        try:
+            msgspec.convert(value, hints[field.name])
+        except msgspec.ValidationError as error:
+            text = f"{error} - at `$.{field.name}`"
+            raise UsageError(_sentence(type(given), {field.name: value}, what, text)) from None
+        except TypeError:  # not a type of plain values
+            continue
+    return dataclasses.replace(given, **changed) if changed else given  # type: ignore[type-var]
+
+
 def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> str:
     problem, _, where = error.partition(" - at `$")
     key = re.match(r"\.(\w+)", where)
@@ -98,7 +123,11 @@ def _number(option: Any) -> str:
     if base not in (int, float):
         return ""
     found = {key: getattr(meta, key, None) for meta in more for key in LIMITS}
-    limits = " and ".join(f"{LIMITS[key]} {value:g}" for key, value in found.items() if value is not None)
+    limits = " and ".join(
+        f"{LIMITS[key]} {value if base is int else format(value, 'g')}"
+        for key, value in found.items()
+        if value is not None
+    )
     return f"{'a whole number' if base is int else 'a number'} {limits}".strip()
 
 

@@ -13,6 +13,7 @@ from fedskew.core.augment import parse_augment
 from fedskew.core.settings import UsageError, parse, unknown
 
 Count = Annotated[int, Meta(ge=1)]
+Rounds = Annotated[int, Meta(ge=1, le=1_000_000)]
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -26,13 +27,13 @@ class Training:
     optimiser: "sgd" or "adam".
     lr: learning rate of round 0.
     schedule: the learning rate by round: "constant"; "cosine" (to zero over the run); "steps:50=0.01,75=0.001" (0.01
-        from round 50 on, 0.001 from round 75 on; a key below 1 is a fraction of the run's rounds);
+        from round 50 on, 0.001 from round 75 on, counted from 0; a key below 1 is a fraction of the run's rounds);
         "exponential:rate=0.99" (times the rate each round).
     momentum: of SGD; 0 is plain SGD. Adam does not use it.
     weight_decay: weight of |w|^2 / 2 in the loss; 0 is none.
     batch_size: samples per step.
-    epochs: passes over a client's samples in one round; 0 does not train.
-    steps: steps in one round, instead of epochs; None uses epochs.
+    epochs: passes over a client's samples in one round, at least 1.
+    steps: steps in one round, at least 1, instead of epochs; None uses epochs.
     clip: largest norm of a step's gradient; None does not clip.
     drop_last: skip an epoch's last batch if it is smaller, unless it is the only one.
     augment: random changes to images, such as "crop:pad=4+flip"; "" is none.
@@ -51,8 +52,8 @@ class Training:
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
     batch_size: Count = 32
-    epochs: Natural = 1
-    steps: Natural | None = None
+    epochs: Count = 1
+    steps: Count | None = None
     clip: Positive | None = None
     drop_last: bool = False
     augment: str = ""

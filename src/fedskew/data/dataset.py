@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,17 +17,27 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]  # x_train, y_train, x_test, y_test, u_train, u_test: as files hold them
 
 
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table. `categories`: the names of its categories in order; (): it is a column of numbers."""
+
+    name: str
+    categories: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """A labelled data set in memory (or memory-mapped), with a training and a test part.
 
     name: what messages and settings call it.
-    x_train, x_test: images uint8 [n, h, w, c], or vectors float32 [n, ...].
+    x_train, x_test: images uint8 [n, h, w, c], or vectors float32 [n, ...]. Of a table float64 [n, columns] as read:
+        numbers, positions of categories, NaN where a value is missing; a run prepares them (see data/table.py).
     y_train, y_test: labels int64 [n], from 0 to classes - 1.
     classes: how many classes there are; one of them may have no sample.
     owners_train, owners_test: who made each sample, int64 [n], for the split `natural`; None if unknown.
     mean, std: of x / 255 per channel, by which a net's input is normalised; () leaves the input as it is.
     labels: the names of the classes; () if they have none.
+    columns: of a table as read; () for all else, and for a table that is prepared.
+    owners: the names of the owners, by their numbers; () if they have none.
 
     >>> x, y = np.zeros((4, 28, 28, 1), np.uint8), np.array([0, 1, 0, 1])
     >>> data = DataSet("blank", x, y, x[:2], y[:2], classes=2)
@@ -44,6 +56,8 @@ class DataSet:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    owners: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,6 +84,15 @@ class DataSet:
             owners_train=owners,
             owners_test=None if owners is None else owners[:0],
         )
+
+
+def number_of(text: str) -> float | None:
+    """The finite number that a text stands for; None if it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in text else None
 
 
 def holdout_mask(groups: Array, take: Callable[[int], int]) -> Array:
@@ -102,6 +125,14 @@ def split_off_test(arrays: Arrays, mask: Array) -> Arrays:
     train = {key: value[~mask] for key, value in arrays.items() if key.endswith("_train")}
     test = {key.replace("_train", "_test"): value[mask] for key, value in arrays.items() if key.endswith("_train")}
     return train | test
+
+
+def owner_names(arrays: Arrays) -> tuple[str, ...]:
+    """The names of owners given as text, by the numbers of `owner_codes`; () if they are integers or unknown."""
+    known = [arrays[key] for key in ("u_train", "u_test") if key in arrays]
+    if not known or np.issubdtype(known[0].dtype, np.integer):
+        return ()
+    return tuple(map(str, np.unique(np.concatenate(known))))
 
 
 def owner_codes(arrays: Arrays) -> tuple[Array | None, Array | None]:

@@ -9,6 +9,7 @@ import numpy as np
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import DataSet
 from fedskew.data.split.partition import Partition
+from fedskew.data.table import recoded
 
 
 def with_public(data: DataSet, partition: Partition, public: DataSet) -> tuple[DataSet, Partition]:
@@ -23,6 +24,9 @@ def with_public(data: DataSet, partition: Partition, public: DataSet) -> tuple[D
             "takes from the pool: expected one; leave out public= or the split's public:..."
         )
     server = replace(public, owners_train=None).pooled()
+    if data.columns and server.columns:
+        x = recoded(server.x_train, server.columns, data.columns, [range(len(c.categories)) for c in data.columns])
+        server = replace(server, x_train=x, columns=data.columns)
     if (server.x_train.dtype, server.shape) != (data.x_train.dtype, data.shape):
         raise UsageError(
             f"the public set {server.name} has {_samples(server)}: expected {_samples(data)} ({data.name})."

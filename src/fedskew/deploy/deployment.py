@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from fedskew.core.tensors import Payload
 from fedskew.deploy.messages import Request, client_score, update_of
-from fedskew.deploy.roster import Roster, SiteReply
+from fedskew.deploy.roster import Replies, Roster, SiteReply
 from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.evaluation.scores import ClientScore, Score, thirds
+from fedskew.evaluation.sent_counts import most_numbers
 from fedskew.evaluation.summary import Summary
+from fedskew.federation.intake import expected_layout, fault_of
+from fedskew.federation.norms import norms_of, outliers
 from fedskew.federation.protocol import Reply
-from fedskew.federation.wire import encode
+from fedskew.federation.wire import Layout, encode, size_of_layout
 from fedskew.federation.world import World
+
+SLACK = 256 << 10  # bytes of a reply beside its tensors and counts: scores by class, metrics
 
 
 @dataclass(kw_only=True)
@@ -31,6 +36,8 @@ class Deployment:
     roster: Roster
     request: Request  # the fields that all requests of the run have in common
     timeout: float  # seconds to wait for the replies of a round
+    norm_bound: float = 0.0  # an update of more than this times the usual norm is refused; 0: none is
+    samples: Callable[[int], int | None] = lambda client: None  # training samples of a client; None: not known
     evaluated: Sequence[int]  # clients that are evaluated on their own test samples
     newcomers: frozenset[int] = frozenset()  # clients that never train
     base: dict[int, int] = field(default_factory=dict)  # client -> the last round in which its update was accepted
@@ -38,10 +45,12 @@ class Deployment:
     keep: int = -1  # the earliest round that the server may be resumed from
     scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
     late: Metrics | None = None  # the clients' metrics of the previous round
+    layouts: dict[str, Layout] = field(default_factory=dict)  # of updates, by stage
     summary: Summary = field(default_factory=Summary)  # of the last evaluation
 
     def __post_init__(self) -> None:
         self.population = self.world.population
+        self.slack = SLACK + 2 * most_numbers(self.world.classes) * 8 * 4 // 3  # counts are base64 text
         counts = self.world.y[self.world.train.values].bincount(minlength=self.world.classes)
         self.groups = thirds(counts.tolist())  # empty if sites bring their own data: the server has no counts
 
@@ -49,14 +58,42 @@ class Deployment:
         evaluated = set(self.evaluated) if self.pending >= 0 else set()
         clients = [c for c in range(self.population) if c in cohort or c in evaluated]
         requests = {c: self._request(c, round, stage, train=c in cohort, evaluate=c in evaluated) for c in clients}
-        order = [*cohort, *(c for c in clients if c not in cohort)]
+        layout = self._layout(round, stage, broadcast)
         self.scores, self.late = [], None
-        for reply in self.roster.exchange(requests, encode(broadcast), self.timeout, order):
-            self._add_score(reply)
-            if reply.client in cohort:
-                yield self._as_reply(reply)
+        with self.roster.collect(
+            requests, encode(broadcast), self.timeout, size_of_layout(layout) + SLACK + 300 * len(layout)
+        ) as replies:
+            refused = self._outliers(replies, cohort, layout, broadcast)
+            for client in [*cohort, *(c for c in clients if c not in cohort)]:
+                reply = replies.read(client, len(layout) + 1, self.samples(client))
+                replies.drop(client)
+                self._add_score(reply)
+                if client in refused:
+                    yield Reply(client, None, refused[client])
+                elif client in cohort:
+                    yield self._as_reply(reply)
         if self.pending >= 0:
             self.late = self._metrics(None)
+
+    def _layout(self, round: int, stage: str, broadcast: Payload) -> Layout:
+        """The layout of an update in this stage, which bounds what sites may send."""
+        if stage not in self.layouts:
+            site = self.world.server_site(round, stage)
+            self.layouts[stage] = expected_layout(self.world.method, site, broadcast)
+        return self.layouts[stage]
+
+    def _outliers(self, replies: Replies, cohort: Sequence[int], layout: Layout, broadcast: Payload) -> dict[int, str]:
+        """Client -> why its update is refused beside the others of this round. Reads one reply at a time."""
+        norms = {}
+        for client in cohort if self.norm_bound else ():
+            reply = replies.read(client, len(layout) + 1, self.samples(client))
+            if (
+                reply.answer is not None
+                and not reply.why
+                and not fault_of(update_of(reply.answer, reply.payload), layout)
+            ):
+                norms[client] = norms_of(reply.payload)
+        return outliers(norms, norms_of(broadcast), self.norm_bound)
 
     @staticmethod
     def _as_reply(reply: SiteReply) -> Reply:
@@ -104,8 +141,9 @@ class Deployment:
     def _evaluate_clients(self, round: int, broadcast: Payload) -> None:
         """Request the client metrics of the last round, which no further round would bring."""
         requests = {c: self._request(c, round, "evaluate", train=False, evaluate=True) for c in self.evaluated}
-        for reply in self.roster.exchange(requests, encode(broadcast), self.timeout, sorted(requests)):
-            self._add_score(reply)
+        with self.roster.collect(requests, encode(broadcast), self.timeout, self.slack) as replies:
+            for client in sorted(requests):
+                self._add_score(replies.read(client, 0))
 
     def _metrics(self, test: Score | None) -> Metrics:
         self.summary = Summary(self.newcomers)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.core.settings import UsageError
-from fedskew.deploy.flower.frames import Header, read_frame, write_frame
+from fedskew.deploy.flower.frames import Frame, Header, read_frame, write_frame
 
 FLOWER = "1.41.0"  # the same version as in pyproject.toml
 STOP_SECONDS = 5.0  # time the process has to end before it is killed
@@ -61,11 +61,12 @@ def interpreter() -> str:
 class FlowerProcess:
     """A process that runs one module of deploy/flower: "link", "carrier" or "keys".
 
-    `config` is its first message, and `log` the file for its stderr (None: discarded). The process ends when its
-    pipe is closed, so also when this process is killed.
+    `config` is its first message, and `log` the file for its stderr (None: discarded). Long messages from it are kept
+    in files in the folder `spool` (None: in memory). The process ends when its pipe is closed, so also when this
+    process is killed.
     """
 
-    def __init__(self, module: str, config: Header, log: Path | None) -> None:
+    def __init__(self, module: str, config: Header, log: Path | None, spool: Path | None = None) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "PYTHON"))}
         environment |= ENVIRONMENT | ({"FLWR_HOME": str(log.parent / ".flwr")} if log is not None else {})
         opened = contextlib.nullcontext(subprocess.DEVNULL) if log is None else log.open("ab")
@@ -78,14 +79,15 @@ class FlowerProcess:
                 env=environment,
                 start_new_session=True,  # Ctrl-C must reach this process only
             )
-        self.received: queue.SimpleQueue[tuple[Header, bytes] | None] = queue.SimpleQueue()
+        self.spool = spool
+        self.received: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
         self.send(config)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        while (frame := read_frame(self.process.stdout)) is not None:
+        while (frame := read_frame(self.process.stdout, self.spool)) is not None:
             self.received.put(frame)
         self.received.put(None)
 
@@ -95,7 +97,7 @@ class FlowerProcess:
         with self.lock, contextlib.suppress(BrokenPipeError):
             write_frame(self.process.stdin, header, blob)
 
-    def receive(self, seconds: float | None = None) -> tuple[Header, bytes] | None:
+    def receive(self, seconds: float | None = None) -> Frame | None:
         """The next message; None if the process has ended. Raises queue.Empty after `seconds` (None: never)."""
         frame = self.received.get(timeout=seconds)
         if frame is None:

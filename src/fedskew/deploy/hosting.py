@@ -22,6 +22,7 @@ class Hosting:
     timeout: float = 600.0  # seconds a round waits for replies
     patience: float = 600.0  # seconds to wait for the sites to join at the start
     limit: int = 2 << 30  # the largest reply, in bytes
+    norm_bound: float = 1000.0  # an update of more than this times the round's usual norm is refused; 0: none is
     choose: Literal["all", "online"] = "all"  # the sites a cohort is drawn from
     server_data: str = ""  # if sites bring their own data: the server's test set and public data; "": none
     data_dir: Path | None = None  # where named data sets are; None: the default folder
@@ -55,4 +56,5 @@ class Hosting:
             "sites": self.keys(),
             "certificate": str(certs / "server.crt"),
             "key": str(certs / "server.key"),
+            "keys": str(certs / "sites"),
         }

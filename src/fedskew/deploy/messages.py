@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
+from fedskew.core.text import clean
+from fedskew.data.table import ColumnSums, Preparation
 from fedskew.deploy.flower.frames import Header
 from fedskew.evaluation.scores import ClientScore, Score
 from fedskew.evaluation.sent_counts import from_text, to_text
@@ -16,27 +19,44 @@ from fedskew.evaluation.sent_counts import from_text, to_text
 T = TypeVar("T")
 PlainScore = tuple[list[int], list[int], float]  # correct and total by class, loss
 
+OWN_DATA = "sites"  # the setting `data` of a run in which sites bring their own data
+
+# What a peer may send. msgspec checks these bounds when it reads a message, before anything is made from it.
+MOST_CLASSES, MOST_SITES, MOST_ROUNDS = 100_000, 10_000, 1_000_000
+Length = Annotated[int, Meta(ge=1, le=1_000_000)]  # of one dimension of a sample
+Shape = Annotated[tuple[Length, ...], Meta(min_length=1, max_length=4)]
+Label = Annotated[str, Meta(max_length=200)]
+Labels = Annotated[tuple[Label, ...], Meta(max_length=MOST_CLASSES)]
+Total = Annotated[int, Meta(ge=0, le=1 << 62)]
+Totals = Annotated[tuple[Total, ...], Meta(max_length=1000)]
+Moments = Annotated[tuple[float, ...], Meta(max_length=1000)]
+Round = Annotated[int, Meta(ge=-1, lt=MOST_ROUNDS)]
+Short = Annotated[str, Meta(max_length=300)]
+Kind = Literal["uint8", "float32"]
+
 
 class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
-    """What a site reports about its own data, once: no samples; for images, sums over all pixels."""
+    """What a site reports about its own data, once: no samples; sums over all pixels, or over a table's columns."""
 
-    shape: tuple[int, ...]  # of one sample, as it is stored
-    kind: str  # uint8 (images) or float32
-    labels: tuple[str, ...]  # names of its classes
-    samples: int  # training samples
-    pixels: int = 0  # per channel, over all samples; 0: not images
-    sums: tuple[int, ...] = ()  # of the pixels, per channel
-    squares: tuple[int, ...] = ()  # of the squared pixels, per channel
+    shape: Shape  # of one sample, as it is stored
+    kind: Literal["uint8", "float32", "table"]  # images, vectors, or a table
+    labels: Labels  # names of its classes
+    samples: Total  # training samples
+    pixels: Total = 0  # per channel, over all samples; 0: not images
+    sums: Totals = ()  # of the pixels, per channel
+    squares: Totals = ()  # of the squared pixels, per channel
+    columns: Annotated[tuple[ColumnSums, ...], Meta(max_length=10_000)] = ()  # of a table's training samples
 
 
 class Task(msgspec.Struct, frozen=True):
     """What the data of all sites have in common."""
 
-    shape: tuple[int, ...]  # of one sample
-    kind: str  # uint8 or float32
-    labels: tuple[str, ...]  # a class's number is its position here
-    mean: tuple[float, ...]  # to normalise images, per channel; (): not images
-    std: tuple[float, ...]
+    shape: Shape  # of one sample
+    kind: Kind
+    labels: Labels  # a class's number is its position here
+    mean: Moments  # to normalise images, per channel; (): not images
+    std: Moments
+    table: Preparation | None = None  # how a table becomes samples; None: no table
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -45,35 +65,43 @@ class Request(msgspec.Struct, frozen=True):
     A request also commits the round before: `base` says which state of the client counts.
     """
 
-    kind: str  # hello (at the start) | work (a round) | done (the run is over)
-    run: str  # identifies the run; hexadecimal
-    data: str  # the data set that every site loads and splits, or "sites": each brings its own
-    client: int = -1  # the client number of this site
-    sites: int = 0  # the number of sites
-    round: int = -1
-    stage: str = ""
-    base: int = -1  # the round whose state of this client counts; -1: it has none
-    keep: int = -1  # the earliest round that the server may go back to
+    kind: Literal["hello", "work", "done"]  # at the start, a round, the run is over
+    run: Annotated[str, Meta(pattern="^[0-9a-f]{8,64}$")]  # identifies the run
+    data: Annotated[str, Meta(max_length=4096)]  # the data set that every site splits, or "sites": each brings its own
+    client: Annotated[int, Meta(ge=-1, lt=MOST_SITES)] = -1  # the client number of this site
+    sites: Annotated[int, Meta(ge=0, le=MOST_SITES)] = 0  # the number of sites
+    round: Round = -1
+    stage: Annotated[str, Meta(max_length=100)] = ""
+    base: Round = -1  # the round whose state of this client counts; -1: it has none
+    keep: Round = -1  # the earliest round that the server may go back to
     train: bool = False
     counts: bool = False  # whether to send `Answer.counts`: a server of an earlier version would refuse them
-    evaluate_round: int = -1  # evaluate the broadcast as the model after this round; -1: do not evaluate
+    evaluate_round: Round = -1  # evaluate the broadcast as the model after this round; -1: do not evaluate
     settings: dict[str, Any] = {}  # the experiment, as in settings.toml
     task: Task | None = None  # with data "sites"
-    initial: str = ""  # digest of the initial model
+    initial: Annotated[str, Meta(max_length=64)] = ""  # digest of the initial model
+    versions: dict[Short, Short] = {}  # of the server's packages that decide the result
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """A site's answer to a request. The bytes that come with it are the payload of its update."""
+    """A site's answer to a request. The bytes that come with it are the payload of its update.
 
-    lost: str = ""  # why there is no update
+    `run` and `round` are those of the request: an answer to another one does not count.
+    """
+
+    lost: Annotated[str, Meta(max_length=2000)] = ""  # why there is no update
+    run: Annotated[str, Meta(max_length=64)] = ""
+    round: Round = -1
     weight: float = 0.0
     metrics: dict[str, float] = {}  # of training
     seconds: float = 0.0  # how long it trained
     shared: PlainScore | None = None  # score of the global model on the client's test samples
     personal: PlainScore | None = None  # score of the personal model
-    counts: list[str] = []  # predictions behind `shared` and `personal`, counted; one item if these are the same
-    name: str = ""  # the name of the site
-    versions: dict[str, str] = {}  # of the packages that decide the result, to "hello"
+    counts: Annotated[
+        list[str], Meta(max_length=2)
+    ] = []  # predictions behind `shared` and `personal`, counted; one item if these are the same
+    name: Annotated[str, Meta(max_length=63)] = ""  # the name of the site
+    versions: dict[Short, Short] = {}  # of the packages that decide the result, to "hello"
     facts: SiteFacts | None = None  # to "hello" with data "sites"
 
 
@@ -87,13 +115,54 @@ def read(header: Header, kind: type[T]) -> T:
     return msgspec.convert(header, kind)
 
 
-def problem_in(answer: Answer) -> str:
-    """Why the numbers in an answer cannot be used; "" if they can."""
+def problem_in(answer: Answer, samples: int | None = None) -> str:
+    """Why the numbers in an answer cannot be used; "" if they can. `samples` are the site's, None if not known."""
     numbers = {"weight": answer.weight, "seconds": answer.seconds, **answer.metrics}
     if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
-        return f"sent a value that is not finite as {bad[0][:40]}"
+        return f"sent a value that is not finite as {clean(bad[0], 40)}"
     if len(answer.metrics) > 100 or any(len(name) > 100 for name in answer.metrics):
         return "sent too many metrics, or too long names: at most 100 of each are allowed"
+    if samples is not None and answer.weight > samples:
+        return f"sent the weight {answer.weight:g}, but has {samples} training samples"
+    return problem_in_facts(answer.facts) if answer.facts is not None else ""
+
+
+def problem_in_facts(facts: SiteFacts) -> str:
+    """Why what a site reports about its data cannot be true; "" if it can. Types and bounds were checked by `read`."""
+    if len(set(facts.labels)) != len(facts.labels) or not facts.labels:
+        return "reported no classes, or one of them twice"
+    if bad := [label for label in facts.labels if clean(label) != label or not label]:
+        return f"reported a class with an unprintable name ({clean(bad[0], 40)})"
+    if not facts.samples:
+        return "reported no training samples"
+    if facts.kind == "table":
+        return _problem_in_columns(facts)
+    if facts.columns:
+        return "reported columns, but its samples are no table"
+    if facts.kind != "uint8":
+        return ""
+    channels = facts.shape[-1]
+    if len(facts.shape) != 3 or len(facts.sums) != channels or len(facts.squares) != channels:
+        return f"reported images of shape {list(facts.shape)} with sums of {len(facts.sums)} channels"
+    if facts.pixels != facts.samples * facts.shape[0] * facts.shape[1]:
+        return f"reported {facts.pixels} pixels for {facts.samples} samples of shape {list(facts.shape)}"
+    for total, square in zip(facts.sums, facts.squares, strict=True):  # of numbers from 0 to 255
+        if not (total <= square <= 255 * total <= 255 * 255 * facts.pixels and total**2 <= facts.pixels * square):
+            return "reported sums that no pixels have"
+    return ""
+
+
+def _problem_in_columns(facts: SiteFacts) -> str:
+    """Why the sums over the columns of a table cannot be true; "" if they can."""
+    names = [column.name for column in facts.columns]
+    if len(set(names)) != len(names) or facts.shape != (len(names),):
+        return f"reported {len(names)} columns for samples of shape {list(facts.shape)}, or one of them twice"
+    for column in facts.columns:
+        words = [column.name, *column.counts]
+        if len(words) > MOST_CLASSES or any(len(word) > 200 or clean(word) != word for word in words):
+            return f"reported the column {clean(column.name, 40)} with unprintable or too many names"
+        if column.rows != facts.samples or column.problem():
+            return f"reported the column {column.name}, which {column.problem() or 'has another number of samples'}"
     return ""
 
 
@@ -102,6 +171,8 @@ def client_score(answer: Answer, client: int, classes: int, trained: bool) -> Cl
     texts = [*answer.counts, "", ""]
     personal: Score | None
     shared = _checked_score(answer.shared, classes, texts[0])
+    if answer.shared is not None and shared is None:
+        return None
     if shared is not None and answer.personal == answer.shared and len(answer.counts) < 2:
         personal = shared
     else:
@@ -120,6 +191,8 @@ def plain_counts(score: ClientScore) -> list[str]:
 def _checked_score(given: PlainScore | None, classes: int, counts: str = "") -> Score | None:
     """A score that a site sent, with its counts ("": a site of an earlier version); None if anything is impossible."""
     if given is None or len(given[0]) != classes or len(given[1]) != classes or not math.isfinite(given[2]):
+        return None
+    if max(given[1], default=0) > 1 << 40:
         return None
     if not all(0 <= correct <= total for correct, total in zip(given[0], given[1], strict=True)):
         return None

@@ -1,75 +1,136 @@
-"""`fedskew join`: one site of a run. Its data and its net stay loaded; requests arrive through Flower."""
+"""One site of a run: it answers the requests of a server. Its data and its net stay loaded."""
 
 from __future__ import annotations
 
 import json
-import os
-import queue
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import filelock
 import torch
 
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
+from fedskew.core.text import clean
 from fedskew.data.dataset import DataSet
-from fedskew.data.sources.loading import SOURCES, load
+from fedskew.data.sources.loading import load
 from fedskew.deploy import handshake
+from fedskew.deploy.audit import Audit
 from fedskew.deploy.flower.frames import Header
-from fedskew.deploy.flower_process import FlowerProcess
-from fedskew.deploy.messages import Answer, Request, SiteFacts, as_header, plain_counts, plain_score, read
+from fedskew.deploy.limits import TimeIsUp, time_limit
+from fedskew.deploy.messages import OWN_DATA, Answer, Request, SiteFacts, as_header, plain_counts, plain_score, read
+from fedskew.deploy.policy import Consent, Policy, Refusal, read_experiment, with_stand_in
 from fedskew.deploy.states import States
 from fedskew.evaluation.scores import ClientScore
 from fedskew.experiment.assemble import assemble
-from fedskew.experiment.config import Experiment, from_dict
+from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_directory import versions
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
-from fedskew.federation.store import Blob
-from fedskew.federation.wire import decode, digest, encode
+from fedskew.federation.store import Blob, Damaged
+from fedskew.federation.wire import decode_from_peer, digest, encode
 from fedskew.federation.world import World
 
-LAST_REPLY_SECONDS = 10.0  # time to wait until the server has the last reply of a run
+MOST_TENSORS = 100_000  # in a broadcast; efficientnet-b0 has about 700
 
 
 class Node:
     """Answers the requests of a server. An answer depends only on the request, the data and the states on disk.
 
-    `data` is a path or the name of a data set, `states` holds the client states of this site, `name` is the name of
-    the site, and `data_dir` is where named data sets are (None: the default folder).
+    Args:
+        data: a path or the name of a data set. Only these data are loaded, whatever a request names.
+        states: the client states of this site.
+        name: the name of the site.
+        data_dir: where named data sets are; None is the default folder.
+        device: where the net is trained.
+        policy: the limits of what a server may ask for.
+        loaded: the data, if they are loaded already.
     """
 
     def __init__(
-        self, data: str, states: States, *, name: str = "", data_dir: Path | None = None, device: str = "cpu"
+        self,
+        data: str,
+        states: States,
+        *,
+        name: str = "",
+        data_dir: Path | None = None,
+        device: str = "cpu",
+        policy: Policy | None = None,
+        loaded: DataSet | None = None,
     ) -> None:
         self.data, self.states, self.name, self.data_dir, self.device = data, states, name, data_dir, device
-        self.loaded: DataSet | None = None
+        self.policy = policy or Policy()
+        self.consent = Consent(self.policy, states.folder)
+        self.audit = Audit(states.folder)
+        self.loaded = loaded
         self.cached: tuple[str, World] | None = None  # the world of the last request, and the settings that made it
+        self.notes: list[str] = []  # for this site's operator only: reasons in full, what was agreed to
 
     def reply(self, header: Header, blob: bytes) -> tuple[Answer, Blob]:
-        """(answer, payload of the update) to one request. An error becomes an answer, so that the site stays up."""
+        """(answer, payload of the update) to one request. Any error becomes an answer, so that the site stays up.
+
+        The server is told the reason only if it says nothing about this machine; `notes` has it in full.
+        """
+        request: Request | None = None
         try:
-            request = read(header, Request)
-            if not re.fullmatch("[0-9a-f]{8,64}", request.run):
-                raise UsageError("the request does not name a run")
-            if request.kind == "work":
-                return self._work(request, decode(blob))
-            return Answer(name=self.name, versions=versions(), facts=self._facts(request)), b""
-        except (ValueError, OSError) as error:  # includes UsageError and Damaged
-            return Answer(lost=f"cannot take part: {error}", name=self.name), b""
+            with time_limit(self.policy.seconds):
+                request = self._read(header)
+                answer, payload = self._answer(request, blob)
+        except TimeIsUp:
+            answer, payload = Answer(lost=f"took longer than the {self.policy.seconds:g} s that this site allows"), b""
+        except (Refusal, Damaged) as refusal:
+            answer, payload = Answer(lost=f"cannot take part: {clean(refusal)}"), b""
+        except Exception as error:  # a server may send anything
+            self.notes.append(f"cannot take part: {type(error).__name__}: {clean(error)}")
+            reason = f"cannot take part: its log has the reason ({type(error).__name__})"
+            answer, payload = Answer(lost=reason), b""
+        if answer.lost:
+            self.notes.append(answer.lost)
+        answer.name = self.name
+        if request is not None:
+            answer.run, answer.round = request.run, request.round
+        return answer, payload
+
+    @staticmethod
+    def _read(header: Header) -> Request:
+        try:
+            return read(header, Request)
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"the request is invalid: {clean(error)}") from None
+
+    def _answer(self, request: Request, blob: bytes) -> tuple[Answer, Blob]:
+        if request.kind == "work":
+            try:
+                broadcast = decode_from_peer(blob, MOST_TENSORS)
+            except ValueError as error:
+                raise Refusal(str(error)) from None
+            return self._work(request, broadcast)
+        if request.kind == "hello":
+            self._agree(request)
+            return Answer(versions=versions(), facts=self._facts(request)), b""
+        return Answer(), b""
+
+    def _agree(self, request: Request) -> Experiment:
+        """The experiment of a request; Refusal if this site does not serve it, or has other data."""
+        self._uses_own_data(request)
+        if not request.settings:
+            raise Refusal("the request does not contain the experiment")
+        experiment = read_experiment(request.settings, self.policy)
+        if note := self.consent.check(request.settings, experiment):
+            self.notes.append(note)
+        if other := [f"{k} {v}" for k, v in request.versions.items() if versions().get(k) not in (v, None)]:
+            self.notes.append(clean(f"the server has {', '.join(other)}: results may not be bit-identical"))
+        return experiment
 
     def _facts(self, request: Request) -> SiteFacts | None:
-        uses_own = request.kind == "hello" and self._uses_own_data(request)
-        return handshake.facts_of(self._own_data()) if uses_own else None
+        data = self._own_data()  # loaded at once: the first round should not wait for it
+        return handshake.facts_of(data) if self._uses_own_data(request) else None
 
     def _uses_own_data(self, request: Request) -> bool:
-        """Whether sites bring their own data in this run. A site loads only data that its operator named."""
-        if request.data == "sites":
+        """Whether sites bring their own data in this run; if not, they must be those that the run splits."""
+        if request.data == OWN_DATA:
             return True
         if self.data != request.data:
-            raise UsageError(f"this run splits {request.data}, but this site joined with --data {self.data}")
+            self.notes.append(clean(f"this run splits {request.data}, but this site joined with --data {self.data}"))
+            raise Refusal(f"this run splits {clean(request.data)}, but this site joined with other data")
         return False
 
     def _own_data(self) -> DataSet:
@@ -80,27 +141,39 @@ class Node:
     def world(self, request: Request) -> World:
         """The world of the request's settings; cached until a request has other settings."""
         settings = Request(
-            "", "", request.data, request.client, request.sites, settings=request.settings, task=request.task
+            "work",
+            "00000000",
+            request.data,
+            request.client,
+            request.sites,
+            settings=request.settings,
+            task=request.task,
         )
         key = json.dumps(as_header(settings))
         if self.cached is None or self.cached[0] != key:
-            self.cached = (key, self._make_world(request, from_dict(request.settings)))
+            self.cached = (key, self._make_world(request, self._agree(request)))
         return self.cached[1]
 
     def _make_world(self, request: Request, experiment: Experiment) -> World:
-        if self._uses_own_data(request):
-            if request.task is None:
-                raise UsageError("the request does not contain the common task of the sites")
-            world = handshake.site_world(
-                experiment, request.task, self._own_data(), request.client, request.sites, self.device
-            )
-        else:
-            world = assemble(experiment, data_dir=self.data_dir, device=self.device).world
-            if world.population != request.sites:
-                raise UsageError(f"the split has {world.population} clients, but there are {request.sites} sites")
+        task = request.task if self._uses_own_data(request) else None
+        if request.data == OWN_DATA and task is None:
+            raise Refusal("the request does not contain the common task of the sites")
+        data = replace(self._own_data(), name="this site's data")  # what a refusal says goes to the server
+        try:
+            self.policy.check_net(experiment, data if task is None else handshake.relabelled(data, task))
+            if task is None:
+                world = assemble(with_stand_in(experiment, data), device=self.device).world
+            else:
+                world = handshake.site_world(experiment, task, data, request.client, request.sites, self.device)
+        except UsageError as error:
+            raise Refusal(clean(error).removesuffix(".")) from None
+        if world.population != request.sites:
+            raise Refusal(f"the split has {world.population} clients, but there are {request.sites} sites")
+        if not 0 <= request.client < request.sites:
+            raise Refusal(f"client {request.client} is not one of {request.sites} sites")
         if digest(world.initial) != request.initial:
             installed = ", ".join(f"{name} {version}" for name, version in versions().items())
-            raise UsageError(
+            raise Refusal(
                 f"its initial model differs from the server's although the settings are the same; it has {installed}"
             )
         return world
@@ -108,7 +181,7 @@ class Node:
     def _work(self, request: Request, broadcast: Payload) -> tuple[Answer, Blob]:
         world = self.world(request)
         state = self.states.get(request.run, request.base)
-        answer = Answer(name=self.name)
+        answer = Answer()
         client = request.client
         if request.evaluate_round >= 0:
             job = Job("evaluate_client", request.evaluate_round, "evaluate", client, trained=request.base >= 0)
@@ -123,7 +196,8 @@ class Node:
             return answer, b""
         result = self._perform(world, Job("train", request.round, request.stage, client), broadcast, state)
         if isinstance(result, Lost):
-            answer.lost = result.why
+            self.notes.append(clean(result.why))
+            answer.lost = ": ".join(clean(result.why).split(": ")[:2])  # "failed: TypeError"; the rest may name files
             return answer, b""
         assert isinstance(result, Trained)
         self.states.settle(request.run, request.base, request.keep)
@@ -135,97 +209,3 @@ class Node:
     def _perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
         torch.set_num_threads(1)  # the order of floating-point sums depends on the number of threads
         return perform(world, job, broadcast, state)
-
-
-@dataclass(frozen=True)
-class ServerAddress:
-    """The address of a server, and the keys to connect with."""
-
-    server: str  # HOST:PORT
-    ca: str = ""  # the authority's certificate, PEM text; "" if insecure
-    key: str = ""  # the site's private key, PEM text; "" creates one for this session (insecure only)
-    insecure: bool = False  # without TLS
-
-    def config(self) -> Header:
-        """The first message to deploy/flower/carrier.py."""
-        return {"server": self.server, "ca": self.ca, "key": self.key, "insecure": self.insecure}
-
-
-def server_address(server: str, certs: Path | None, insecure: bool) -> ServerAddress:
-    """The address `server` (HOST:PORT) with the keys in the folder `certs`, which is None if `insecure`."""
-    host, colon, port = server.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise UsageError(f"--server {server} is invalid: expected HOST:PORT, as in fl.example.org:8470.")
-    if insecure:
-        if certs is not None:
-            raise UsageError("--insecure and --certs exclude each other: give one of them.")
-        return ServerAddress(server, insecure=True)
-    if certs is None:
-        raise UsageError("give this site's folder of keys with --certs (see `fedskew certs`), or use --insecure.")
-    try:
-        return ServerAddress(server, (certs / "ca.crt").read_text(), (certs / "site.key").read_text())
-    except OSError as error:
-        raise UsageError(
-            f"{error.filename} cannot be read: {error.strerror}; --certs expects the folder of a site."
-        ) from None
-
-
-def lock_states(folder: Path) -> filelock.BaseFileLock:
-    """Create and lock the folder of a site's states, for this user and process only. Release the lock at the end."""
-    os.umask(0o077)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / ".lock")
-        lock.acquire(timeout=0)
-    except OSError as error:
-        if isinstance(error, filelock.Timeout):
-            raise UsageError(
-                f"{folder} is in use by another `fedskew join`; each site needs its own --state."
-            ) from None
-        raise UsageError(f"{folder} cannot be written: {error.strerror}.") from None
-    return lock
-
-
-def check_data(text: str, data_dir: Path | None) -> None:
-    """Load data given as a path once, so that an error in them raises UsageError before the site joins."""
-    if text in SOURCES or not text:
-        return
-    load(text, data_dir)
-
-
-def join(node: Node, address: ServerAddress, *, stay: bool, say: Callable[[str], None]) -> None:
-    """Answer the requests of a server until the run is over; with `stay`, until Ctrl-C.
-
-    `say` prints a line for the operator.
-    """
-    log = node.states.folder / "flower.log"
-    process = FlowerProcess("carrier", address.config(), log)
-    over = False
-    try:
-        while True:
-            try:
-                frame = process.receive(LAST_REPLY_SECONDS if over else None)
-            except queue.Empty:  # the server ended before it confirmed the last reply
-                frame = {"event": "delivered"}, b""
-            if frame is None:
-                raise UsageError(f"the Flower process ended; see {log}.")
-            header, blob = frame
-            match header["event"]:
-                case "request":
-                    answer, payload = node.reply(header["header"], blob)
-                    if answer.lost:
-                        say(answer.lost)
-                    process.send(as_header(answer), payload)
-                    over = header["header"].get("kind") == "done" and not stay
-                case "delivered":
-                    if over:
-                        say("the run is over")
-                        return
-                case "joined":
-                    say(f"ready: joined {address.server}")
-                case "trouble":
-                    say(header["text"])
-                case _:
-                    raise UsageError(f"{header['text']}.")
-    finally:
-        process.close()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,13 +17,17 @@ from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.loading import load
 from fedskew.deploy import handshake
+from fedskew.deploy.agreed import FILE, read_agreed
+from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.deployment import Deployment
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
-from fedskew.deploy.messages import Request, Task
+from fedskew.deploy.messages import OWN_DATA, Request
 from fedskew.deploy.roster import Channel, Roster
+from fedskew.deploy.status import STATUS, SiteStatus, Status
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
+from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import RunDirectory, versions
@@ -31,20 +38,14 @@ from fedskew.federation.world import World
 
 START_SECONDS = 120.0  # time Flower has to start
 DONE_SECONDS = 10.0  # time to wait for the sites at the end of a run
-OWN_DATA = "sites"  # the setting `data` of a run in which sites bring their own data
-
-
-class Agreed(msgspec.Struct):
-    """What server and sites agreed on at the start of a run, besides its settings: deployment.json."""
-
-    run: str  # identifies the run in every request; hexadecimal
-    sites: list[str]  # names, in the order of their client numbers
-    task: Task | None = None  # if sites bring their own data
-    server_data: str = ""  # see Hosting
+SPOOL = "spool"  # folder of replies that wait for their turn
 
 
 class Served(BaseRun):
     """A run between sites. Iterate over it for its records, as over `Run`.
+
+    A round in which no site sends finite values raises `Diverged`. The run can be resumed: sites may do so on
+    purpose.
 
     Args:
         experiment: the settings of the run.
@@ -55,6 +56,8 @@ class Served(BaseRun):
         channel: starts the Flower process with a config and a log file; tests replace it.
     """
 
+    trusting = False
+
     def __init__(
         self,
         experiment: Experiment,
@@ -63,34 +66,33 @@ class Served(BaseRun):
         say: Callable[[str], None],
         *,
         resume: bool = False,
-        channel: Callable[[Header, Path], Channel] = lambda config, log: FlowerProcess("link", config, log),
+        channel: Callable[[Header, Path], Channel] = lambda config, log: FlowerProcess(
+            "link", config, log, log.parent / SPOOL
+        ),
     ) -> None:
         if experiment.method.pooled:
             raise UsageError(
                 f"method {experiment.method_name} trains on all data in one place, but sites keep their data: "
                 "use `fedskew run`."
             )
+        if experiment.evaluation.metric:
+            raise UsageError("evaluation.metric is for simulated runs; between sites predictions are only counted.")
+        if experiment.stop.patience:
+            raise UsageError("stop is for simulated runs: between sites a round's figures arrive one round later.")
         self.hosting, self.say = hosting, say
         self.own_data = experiment.data == OWN_DATA
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)
         config = hosting.config()
         super().__init__(experiment, RunDirectory(out, every=1), resume=resume)
-        self.agreed = self._read_agreed(sorted(config["sites"]), resume)
+        self.keys = sorted(config["sites"])  # names of the sites whose keys the server has
+        self.agreed, notes = read_agreed(out, self.keys, hosting.server_data, resume=resume)
+        self.notes += notes
+        shutil.rmtree(out / SPOOL, ignore_errors=True)
         self.channel = channel(config, out / "flower.log")
+        self.certificates: dict[str, str] = {}  # name -> until when it is valid
+        self.warned = ""  # day of the last warning about them
         self.port, self.roster = self._open()
-
-    def _read_agreed(self, keys: list[str], resume: bool) -> Agreed:
-        """What was agreed when the run started; for a new run what is known so far. `keys` are the names of keys."""
-        path = self.path / "deployment.json"
-        if not resume or not path.exists():
-            return Agreed(secrets.token_hex(8), keys, server_data=self.hosting.server_data)
-        agreed = msgspec.json.decode(path.read_bytes(), type=Agreed)
-        if keys and keys != agreed.sites:
-            raise UsageError(
-                f"the run was started with the sites {', '.join(agreed.sites)}, but --certs has keys of "
-                f"{', '.join(keys)}; give the folder that the run was started with."
-            )
-        return agreed
+        self.roster.on_change = self.write_status
 
     @property
     def path(self) -> Path:
@@ -105,6 +107,7 @@ class Served(BaseRun):
             self.close()
             why = frame[0].get("text", "") if frame is not None else f"see {self.path / 'flower.log'}"
             raise UsageError(f"the Flower process did not start: {why}.")
+        self.certificates = frame[0].get("certificates", {})
         roster = Roster(self.channel, self.agreed.sites, frame[0]["nodes"], self.say, keyless=self.hosting.insecure)
         return int(frame[0]["port"]), roster
 
@@ -112,18 +115,19 @@ class Served(BaseRun):
     def expected(self) -> int:
         """How many sites should join; 0 if that is not known."""
         split = self.assembled.world.population if self.assembled else 0
-        return len(self.agreed.sites) or self.hosting.sites or split
+        return len(self.keys) or len(self.agreed.sites) or self.hosting.sites or split
 
     def __iter__(self) -> Iterator[Record]:
         try:
             if self.result is None:
                 self.deployment = self.gather()
+                self.write_status()
                 for record in self._carry_out(self.deployment, self.lineup, self._cohort):
-                    if self.hosting.insecure:
-                        self.roster.greet(self._request("hello"))
+                    self.write_status()
                     yield record
                 self._say_done()
         finally:
+            self.write_status(over=True)
             self.close()
 
     def gather(self) -> Deployment:
@@ -132,6 +136,13 @@ class Served(BaseRun):
             raise UsageError("give the number of sites with --sites, as in --sites 3.")
         patience = self.hosting.patience
         answers = self.roster.gather(self._request("hello"), patience, self.expected)
+        facts = {name: answer.facts for name, answer in answers.items() if answer.facts is not None}
+        if self.own_data and self.agreed.task is None:
+            self.agreed.task = handshake.agree_without_misfits(facts, self.roster.refuse)
+            answers = {name: answer for name, answer in answers.items() if name in facts}
+        if self.agreed.task is not None and (filled := handshake.describe_filling(self.agreed.task, facts)):
+            self.say(f"note: {filled}")
+        self.agreed.samples |= {name: fact.samples for name, fact in facts.items()}
         joined = f"{len(answers)} of {self.expected} sites joined within {patience:g} s"
         for name, answer in sorted(answers.items()):
             if other := [f"{k} {v}" for k, v in answer.versions.items() if versions().get(k) not in (v, None)]:
@@ -142,12 +153,11 @@ class Served(BaseRun):
             self.agreed.sites = sorted(answers)
         self.roster.names = self.agreed.sites
         if self.own_data and self.agreed.task is None:
-            facts = {name: answer.facts for name, answer in answers.items() if answer.facts is not None}
-            if not facts:
-                raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
-            self.agreed.task = handshake.agree(facts)
-        write_atomically(self.path / "deployment.json", msgspec.json.encode(self.agreed))
+            raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
+        write_atomically(self.path / FILE, msgspec.json.encode(self.agreed))
         self.lineup = self._make_lineup()
+        assert self.directory is not None
+        self.directory.describe(self._card())
         if len(answers) < self.lineup.quorum:
             raise QuorumLost(f"{joined}, {self.lineup.quorum} are needed")
         return self._make_deployment()
@@ -174,17 +184,27 @@ class Served(BaseRun):
             quorum=quorum,
         )
 
-    def _request(self, kind: str, world: World | None = None) -> Request:
-        """A request without the fields of a round; with `world`, it contains the settings of the run."""
-        request = Request(kind, self.agreed.run, OWN_DATA if self.own_data else str(self.experiment.data))
+    def _card(self) -> ModelCard:
+        if self.assembled is not None:
+            labels, table = self.assembled.labels, self.assembled.table
+        else:
+            assert self.agreed.task is not None
+            labels, table = self.agreed.task.labels, self.agreed.task.table
+        return card_of(self.experiment, self.lineup.world, labels, table, tuple(self.agreed.sites))
+
+    def _request(self, kind: Literal["hello", "work", "done"], world: World | None = None) -> Request:
+        """A request without the fields of a round; with `world`, it contains what sites need to work."""
+        request = Request(
+            kind,
+            self.agreed.run,
+            OWN_DATA if self.own_data else str(self.experiment.data),
+            settings=json.loads(json.dumps(self.experiment.as_dict())),
+            versions=versions(),
+        )
         if world is None:
             return request
         return msgspec.structs.replace(
-            request,
-            sites=len(self.agreed.sites),
-            settings=json.loads(json.dumps(self.experiment.as_dict())),
-            task=self.agreed.task,
-            initial=digest(world.initial),
+            request, sites=len(self.agreed.sites), task=self.agreed.task, initial=digest(world.initial)
         )
 
     def _make_deployment(self) -> Deployment:
@@ -195,6 +215,8 @@ class Served(BaseRun):
             roster=self.roster,
             request=self._request("work", lineup.world),
             timeout=self.hosting.timeout,
+            norm_bound=self.hosting.norm_bound,
+            samples=self._samples,
             evaluated=lineup.evaluated,
             newcomers=frozenset(lineup.newcomers),
         )
@@ -202,6 +224,16 @@ class Served(BaseRun):
             deployment.commit(record.round, record.trained)
             deployment.pending = record.round if record.metrics is not None else -1
         return deployment
+
+    def _samples(self, client: int) -> int | None:
+        """The training samples of a client: what the split gave it, or what its site reported."""
+        if self.assembled is not None:
+            return len(self.assembled.world.train[client])
+        name = self.agreed.sites[client]
+        answer = self.roster.answers.get(name)
+        if answer is not None and answer.facts is not None:
+            self.agreed.samples[name] = answer.facts.samples
+        return self.agreed.samples.get(name, 0)
 
     def _cohort(self, round: int) -> list[int]:
         if self.hosting.choose == "all":
@@ -215,16 +247,55 @@ class Served(BaseRun):
         self.deployment.keep = self.directory.previous
 
     def _closing(self, server: Payload) -> dict[str, list[str]]:
-        return {"sites": self.agreed.sites}
+        return {"sites": self.agreed.sites, "labels": list(self._card().labels)}
 
     def _say_done(self) -> None:
         """Send the sites that are online the end of the run."""
+        self.roster.hello = None
         requests = dict.fromkeys(self.roster.present(), self._request("done"))
-        for _ in self.roster.exchange(requests, b"", DONE_SECONDS, sorted(requests)):
+        with self.roster.collect(requests, b"", DONE_SECONDS):
             pass
+
+    def absent(self) -> list[str]:
+        """The names of the sites that were asked to train, or should have joined, and never took part."""
+        trained = {client for record in self.records for client in record.trained}
+        asked = {client for record in self.records for client in record.cohort}
+        names = self.agreed.sites
+        return [name for c, name in enumerate(names) if c not in trained and (c in asked or self._never_came(name))]
+
+    def _never_came(self, name: str) -> bool:
+        return name not in self.roster.answers
+
+    def _warn_of_certificates(self) -> None:
+        """Say once a day which certificates expire soon."""
+        if self.warned != (today := time.strftime("%F")):
+            self.warned = today
+            for warning in filter(None, (expiry_warning(*entry) for entry in self.certificates.items())):
+                self.say(warning)
+
+    def write_status(self, over: bool = False) -> None:
+        """Write status.json for `fedskew status`."""
+        self._warn_of_certificates()
+        online = set(self.roster.present())
+        lost = self.records[-1].lost if self.records else {}
+        status = Status(
+            address=f"{self.hosting.host}:{self.port}",
+            pid=0 if over else os.getpid(),
+            run=self.agreed.run,
+            round=self.records[-1].round + 1 if self.records else 0,
+            rounds=self.rounds,
+            sites=[
+                SiteStatus(name, client in online and not over, name in self.roster.answers, lost.get(client, ""))
+                for client, name in enumerate(self.agreed.sites)
+            ],
+            refusals=self.roster.refusals,
+            certificates=self.certificates,
+        )
+        write_atomically(self.path / STATUS, msgspec.json.encode(status))
 
     def close(self) -> None:
         """End the connection to the sites, and unlock the run's directory."""
         self.channel.close()
+        shutil.rmtree(self.path / SPOOL, ignore_errors=True)
         assert self.directory is not None
         self.directory.close()

@@ -16,10 +16,13 @@ from fedskew.federation.store import Blob, Damaged
 
 
 class States:
-    """The client states in a folder, by run and round."""
+    """The client states in a folder, by run and round.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    With `fresh` a state that is missing or damaged counts as none: the client goes on like one that never trained.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool = False) -> None:
+        self.folder, self.fresh = folder, fresh
 
     def get(self, run: str, base: int) -> Blob:
         """The state after round `base`; b"" for -1, a client without state. Raises Damaged if it is."""
@@ -29,7 +32,12 @@ class States:
             blob = path.read_bytes()
             if sha256(blob) == path.stem.partition("-")[2]:
                 return blob
-        raise Damaged(f"the state after round {base + 1} of run {run} is missing or damaged in {self.folder}")
+        if self.fresh:
+            return b""
+        raise Damaged(
+            f"its state after round {base + 1} of run {run} is missing or damaged; its operator can restore it, or "
+            "start without it: `fedskew join --fresh-state`"
+        )
 
     def put(self, run: str, round: int, blob: Blob) -> None:
         """Write the state after a round, in place of one that is there already."""
@@ -54,3 +62,18 @@ class States:
         for path in (self.folder / run).glob("*-*.safetensors"):
             versions.setdefault(int(path.name[:6]), []).append(path)
         return versions
+
+    def runs(self) -> dict[str, dict[str, float]]:
+        """Run -> the bytes of its states, and when the last of them was written (seconds since 1970)."""
+        found: dict[str, dict[str, float]] = {}
+        for path in sorted(self.folder.glob("*/*-*.safetensors")):
+            entry = found.setdefault(path.parent.name, {"bytes": 0, "written": 0.0})
+            entry["bytes"] += path.stat().st_size
+            entry["written"] = max(entry["written"], path.stat().st_mtime)
+        return found
+
+    def remove(self, run: str) -> None:
+        """Delete the states of a run. The site cannot take part in it any more, unless it starts fresh."""
+        for path in (self.folder / run).glob("*-*.safetensors"):
+            path.unlink()
+        (self.folder / run).rmdir()

@@ -64,8 +64,9 @@ class Counts:
     calibration: IntArray  # [3, LEVELS]: samples, correct samples, sum of probabilities times ONE
 
     @classmethod
-    def of(cls, made: Predictions) -> Counts:
-        """Count predictions."""
+    def of(cls, made: Predictions, places: IntArray | None = None) -> Counts:
+        """Count predictions. `places` are their `score_places`, if these are known already."""
+        places = score_places(made) if places is None else places
         classes, y, predicted = made.log_p.shape[1], made.y.numpy(), made.predicted.numpy()
         chance = made.log_p.amax(dim=1).exp().nan_to_num_(0.0).numpy().astype(np.float64)
         levels = np.minimum((chance * LEVELS).astype(np.int64), LEVELS - 1)
@@ -73,7 +74,7 @@ class Counts:
         return cls(
             classes,
             _sparse(np.bincount(y * classes + predicted, minlength=classes * classes)),
-            _sparse(np.bincount(score_places(made).ravel(), minlength=2 * BINS * classes)),
+            _sparse(np.bincount(places.ravel(), minlength=2 * BINS * classes)),
             np.stack([np.bincount(levels, w, LEVELS) for w in weights]).astype(np.int64),
         )
 
@@ -184,12 +185,11 @@ def areas(scores: Sparse, groups: int) -> tuple[FloatArray, ...]:
         return roc, by_group[0], error, by_group[1]
 
 
-def part_aurocs(made: Predictions, sizes: Sequence[int]) -> list[float | None]:
-    """The `Counts.auroc` of each of several parts, of `sizes` samples each, in one go."""
-    classes = made.log_p.shape[1]
+def part_aurocs(places: IntArray, sizes: Sequence[int]) -> list[float | None]:
+    """The `Counts.auroc` of each of several parts, of `sizes` samples each, in one go, from their `score_places`."""
+    classes = places.shape[1]
     part = np.repeat(np.arange(len(sizes)), sizes)
-    places = score_places(made) + (part * classes * BINS * 2)[:, None]
-    at, n = np.unique(places, return_counts=True)
+    at, n = np.unique(places + (part * classes * BINS * 2)[:, None], return_counts=True)
     found = areas((at, n.astype(np.int64)), len(sizes) * classes)[0].reshape(len(sizes), classes)
     return [over_classes(row) for row in found]
 

@@ -7,7 +7,7 @@ Accuracies and the like are stored as shares from 0 to 1 and shown in percent. T
 round, never a maximum over test rounds. `fedskew.evaluation.metrics` documents the metrics they are read from.
 
 One figure leads: it stands for a run in progress lines, verdicts and targets. That is the accuracy of the global model
-on the server's test set if that set is balanced (its largest class has at most 1.5 times the samples of its smallest),
+on the server's test set if that set is balanced (its largest class has less than twice the samples of its smallest),
 and its balanced accuracy if not. See `leading_figure`.
 """
 
@@ -168,7 +168,10 @@ def _measured() -> Iterator[Figure]:
 
 
 # balanced accuracy, F1, areas under curves, calibration and loss, of every model: `f1`, `personal_auroc`, ...
-MEASURED = _by_key(*_measured())
+MEASURED = _by_key(
+    *_measured(),
+    Figure("own", "global model, test set: your own figure", "", "higher", ("metrics", "own"), "own figure"),
+)
 # what `evaluation.diagnose` adds to a run's result
 DIAGNOSTICS = _by_key(
     Figure("eigenvalue_spread", "eigenvalue spread", "", "lower", ("diagnostics", "eigenvalue_spread")),

@@ -29,7 +29,7 @@ from __future__ import annotations
 import msgspec
 
 GLOBAL = {"global_": "global"}  # a keyword of Python, but the right word in a file
-BALANCED = 1.5  # a test set is called balanced if its largest class has at most this many times its smallest's samples
+BALANCED = 2  # samples are called balanced if every class has some, and the largest less than twice the smallest
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def balanced(self) -> bool | None:
         """Whether every class has about as many samples (see BALANCED); None if that is not known."""
-        return max(self.samples) <= BALANCED * min(self.samples) if self.samples else None
+        return max(self.samples) < BALANCED * min(self.samples) if self.samples else None
 
     @property
     def precision(self) -> list[float | None]:
@@ -69,7 +69,7 @@ class ModelMetrics(Detail, frozen=True, kw_only=True):
     """One model on one set of samples."""
 
     accuracy: float
-    loss: float  # mean cross entropy
+    loss: float | None  # mean cross entropy; None in a file: not finite
     # accuracy over the third of the classes with the most training samples, the rest, and the third with the fewest;
     # only where the largest class has at least twice the samples of the smallest
     head: float | None = None
@@ -101,7 +101,7 @@ class ClientMetrics(Detail, frozen=True, kw_only=True):
     weighted: float  # accuracy over all their samples together
     std: float  # of the clients' accuracies
     worst_decile: float  # mean accuracy of the worst tenth of the clients
-    loss: float  # over all samples together
+    loss: float | None  # over all samples together; None in a file: not finite
     clients: int
     over: Spread = Spread()
 
@@ -128,6 +128,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, rename=GLOBAL):
     new: Population | None = None
     ensemble: ModelMetrics | None = None
     groups: dict[str, list[int]] = {}  # which classes head, middle and tail are
+    own: float | None = None  # the user's own figure (evaluation.metric), of the global model on the test set
 
     @property
     def leading(self) -> ModelMetrics | ClientMetrics | None:

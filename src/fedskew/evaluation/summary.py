@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedskew.evaluation.counts import Counts, FloatArray, Predictions, part_aurocs
+from fedskew.evaluation.counts import Counts, FloatArray, Predictions, part_aurocs, score_places
 from fedskew.evaluation.metrics import ClientMetrics, ClientRow, Metrics, Over, Population, Spread
 from fedskew.evaluation.scores import ClientScore, Score, detail, per_class
 
@@ -50,13 +50,14 @@ class Tally:
             return
         waiting = [self.parts[i] for i in self.waiting]
         made = Predictions.cat([s.made for s in waiting if isinstance(s.made, Predictions)])
+        places = score_places(made)
         sizes, classes = [s.samples for s in waiting], len(waiting[0].total)
         part = np.repeat(np.arange(len(sizes)), sizes)
         said = np.bincount(part * classes + made.predicted.numpy(), minlength=len(sizes) * classes)
-        rows = zip(self.waiting, waiting, said.reshape(-1, classes).tolist(), part_aurocs(made, sizes), strict=True)
+        rows = zip(self.waiting, waiting, said.reshape(-1, classes).tolist(), part_aurocs(places, sizes), strict=True)
         for i, score, predicted, auroc in rows:
             self.parts[i] = replace(score, made=None, predicted=tuple(predicted), auroc=auroc)
-        self._sum(Counts.of(made))
+        self._sum(Counts.of(made, places))
         self.waiting, self.size = [], 0
 
     def _sum(self, counts: Counts) -> None:

@@ -11,19 +11,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import nn
 
+from fedskew.core.net import Net, Shape
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError, parse
 from fedskew.data.dataset import DataSet
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
+from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
+from fedskew.data.table import Preparation, agree_on, missing_values, prepared, sums_of
+from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.world import World, make_world
 from fedskew.models import build as build_net
 from fedskew.models import wrap
+from fedskew.models.own import build_own, find_head, own_net_text
 
 EVALUATION_SHARE = 0.1  # of a run's work, with evaluation.every=auto
 FEW_SAMPLES = 200_000  # evaluated in the whole run: seconds for a small net, so evaluation.every=auto is every round
@@ -52,6 +59,14 @@ class Assembled(Lineup):
 
     data: DataSet
     partition: Partition
+    table: Preparation | None = None  # how a table becomes inputs; None: the data are no table
+    notes: tuple[str, ...] = ()  # what the user should know about data and split
+    owners: tuple[str, ...] = ()  # the clients' names, if each is one owner; (): they have none
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; their numbers if they have no names."""
+        return self.data.labels or tuple(map(str, range(self.data.classes)))
 
     def with_world(self, world: World) -> Assembled:
         """This with an equal world whose arrays are elsewhere, in shared memory, so that the loaded ones are freed."""
@@ -92,27 +107,62 @@ def part_of(value: float | str, total: int, what: str) -> int:
     return int(number)
 
 
-def model_text(model: str, data: DataSet) -> str:
-    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP."""
+def model_text(model: str, shape: Shape) -> str:
+    """The model setting, with "auto" replaced: a small CNN for images of at least 28 x 28 pixels, else an MLP.
+
+    `shape` is that of one sample as a net sees it.
+    """
     if model != "auto":
         return model
-    return "simple-cnn" if len(data.shape) == 3 and min(data.shape[1:]) >= 28 else "mlp"
+    return "simple-cnn" if len(shape) == 3 and min(shape[1:]) >= 28 else "mlp"
 
 
 def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
-    """A function that builds the initial net. It is called once here, so that errors occur now, not in a worker."""
-    if isinstance(experiment.model, nn.Module):
-        make = partial(wrap, experiment.model, experiment.head)
-        make()
-        return make
-    steps = parse(model_text(experiment.model, data), "model")
+    """A function that builds the initial net.
+
+    It is called once here, and so is `Method.prepare`, so that errors occur now, not in a worker.
+    """
+    if isinstance(experiment.model, str):
+        text = model_text(experiment.model, data.shape)
+        make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
+    else:
+        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+    net = make()
+    if not isinstance(experiment.model, str) or own_net_text(experiment.model):
+        check_outputs(net, data)
+    experiment.method.prepare(net, seeded(experiment.seed, Purpose.NET))
+    return make
+
+
+def check_outputs(net: nn.Module, data: DataSet) -> None:
+    """Raise UsageError unless a user's net takes the data's samples and has an output for each class."""
+    samples = torch.zeros(2, *data.shape)
+    shape = "x".join(map(str, data.shape))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            given = net.eval()(samples)
+        found = tuple(given.shape)
+    except Exception as error:  # the net is the user's: it may raise anything
+        problem = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UsageError(f"the model cannot take samples of {data.name}, of shape {shape}: {problem}.") from None
+    if len(found) != 2 or found[0] != 2 or found[1] < data.classes:
+        raise UsageError(
+            f"the model gives outputs of shape {found} for 2 samples: expected (2, {data.classes}), one for each class."
+        )
+
+
+def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, head: str = "") -> Callable[[], Net]:
+    """A function that builds a net from its name and options in text form, such as "mlp:hidden=32".
+
+    `head` names the last layer of a user's own net; "" finds it.
+    """
+    if (own := own_net_text(text)) is not None:
+        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
+    steps = parse(text, "model")
     if len(steps) > 1:
-        raise UsageError(f"model '{experiment.model}' has more than one part; name one model.")
+        raise UsageError(f"model '{text}' has more than one part; name one model.")
     name, options = steps[0][0], cast(dict[str, Any], steps[0][1])
-    fast = experiment.step == "fast"
-    build_named = partial(build_net, name, data.shape, data.classes, seed=experiment.seed, fast=fast, **options)
-    build_named()
-    return build_named
+    return partial(build_net, name, shape, classes, seed=seed, fast=fast, **options)
 
 
 def on_validation(world: World) -> World:
@@ -122,6 +172,18 @@ def on_validation(world: World) -> World:
             "evaluation.part=validation needs validation data: set holdout.validation to a share, such as 0.2."
         )
     return dataclasses.replace(world, test=world.validation, x_test=world.x_test[:0], y_test=world.y_test[:0])
+
+
+def check_stop(experiment: Experiment, world: World) -> None:
+    """Raise UsageError if the experiment is to stop early but cannot."""
+    if not experiment.stop.patience:
+        return
+    check_goal(experiment.stop.figure or None)
+    if not len(world.validation.values):
+        raise UsageError(
+            "stop needs validation data, because test data must not decide when a run ends: "
+            "set holdout.validation to a share, such as 0.2."
+        )
 
 
 def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
@@ -161,7 +223,13 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
+    table, notes = None, partition.notes
+    if data.columns:
+        table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
+        notes = (*notes, *filter(None, [table.describe(missing_values(pool))]))
+        pool, data = prepared(pool, table), prepared(data, table)
     world = world_of(experiment, pool, partition, parts, device)
+    check_stop(experiment, world)
     if experiment.evaluation.part == "validation":
         world = on_validation(world)
     wanted = experiment.evaluation.clients or population
@@ -170,6 +238,9 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         world=world,
         data=data,
         partition=partition,
+        table=table,
+        notes=notes,
+        owners=client_names(data, partition),
         members=members,
         newcomers=new,
         evaluated=tuple(evaluated),
@@ -200,6 +271,16 @@ def evaluation_spacing(
     return min(world.rounds, max(1, math.ceil((1 - EVALUATION_SHARE) / EVALUATION_SHARE * evaluation / work)))
 
 
+def client_names(data: DataSet, partition: Partition) -> tuple[str, ...]:
+    """The owner of each client's samples, if every client has one and no other client has the same; else ()."""
+    if data.owners_train is None or not data.owners:
+        return ()
+    owners = [np.unique(data.owners_train[samples]).tolist() for samples in partition.clients]
+    if any(len(found) != 1 for found in owners) or len({found[0] for found in owners}) < len(owners):
+        return ()
+    return tuple(data.owners[found[0]] for found in owners)
+
+
 def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts: Sequence[Parts], device: str) -> World:
     """The world of an experiment on these data, split like this."""
     return make_world(
@@ -218,7 +299,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
 
 def pool_training_data(partition: Partition, parts: Sequence[Parts], members: Sequence[int]) -> tuple[Parts, ...]:
     """Give the first client the training samples of all members. Validation and test samples stay where they are."""
-    if partition.noise or partition.rotation:
-        raise UsageError("central cannot pool clients with feature skew: remove noise and rotate from the split.")
+    if partition.features_differ:
+        raise UsageError(f"central cannot pool clients with feature skew: remove {', '.join(FEATURES)} from the split.")
     train = np.concatenate([parts[c].train for c in members])
     return tuple(replace(part, train=train if c == 0 else train[:0]) for c, part in enumerate(parts))

@@ -42,9 +42,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""  # SHA-256 of the server's final state; "": the run did not finish
     model_digest: str = ""  # SHA-256 of the global model
     clients: dict[str, ClientRow] = {}  # each client's metrics, by client number
+    diverged: str = ""  # why the run counts as diverged; it ended there, unless on_divergence is "warn". "": it did not
     confusion: dict[str, list[list[int]]] = {}  # samples by true and predicted class, see Summary.confusion
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
-    sites: list[str] = []  # in a deployment: the names of the sites, in the order of their client numbers
+    # how skewed the clients are (see skewness.py and data/split/skew.py); empty: not known, as between real sites
+    skew: dict[str, float | None] = {}
+    stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
+    sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
+    labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
     schema: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
     return Result(
         method=experiment.method_name,
         seed=experiment.seed,
-        rounds=last.round + 1,
+        rounds=len(records),
         accuracy=headline(last.metrics, "accuracy"),
         headline=lead.key if lead is not None else "",
         metrics=last.metrics,

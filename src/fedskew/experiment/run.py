@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,27 +12,42 @@ from typing import Any
 import msgspec
 
 from fedskew.core.method import MODEL
+from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
-from fedskew.experiment.config import Experiment
+from fedskew.experiment.card import card_of_assembled
+from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
+from fedskew.experiment.given import method_text
+from fedskew.experiment.machine import pick_device, worker_count
+from fedskew.experiment.own_metric import load_metric
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.skewness import skew_figures
+from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
+from fedskew.federation.divergence import divergence
 from fedskew.federation.loop import run as run_loop
-from fedskew.federation.protocol import Federation, Record, merge_late
+from fedskew.federation.protocol import Diverged, Federation, Record, merge_late
 from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
 from fedskew.federation.wire import digest
+
+log = logging.getLogger("fedskew")
 
 
 class BaseRun(ABC):
     """What simulations and deployments have in common. Iterate over a run for its records; then `result` is set.
 
-    `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. Then
-    `notes` are messages for the user: damaged checkpoints, and versions of packages that changed.
+    `directory` is the run's directory (None: nothing is written); with `resume` the run in it is continued. `notes`
+    are messages for the user, such as damaged checkpoints and versions of packages that changed.
+
+    A run that diverges ends early, unless `experiment.on_divergence` is "warn". `diverged` says why.
     """
+
+    trusting = True  # whether a round without one finite update ends the run: not if clients may send them on purpose
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
         self.experiment, self.directory = experiment, directory
@@ -40,28 +56,56 @@ class BaseRun(ABC):
         self.notes: list[str] = []
         self.records: list[Record] = []
         self.result: Result | None = None  # None: not finished yet
+        self.diverged = ""  # why the run counts as diverged; "": it does not
         if directory is None:
             return
         if not resume:
             directory.begin(experiment)
             return
-        self.start, self.notes = directory.restore()
+        self.start, self.notes = directory.restore(experiment)
         self.records = directory.read_records()
-        if self.start and self.start[0] >= self.rounds:
-            self.result = directory.result()
+        self.diverged = next((r.diverged for r in self.records if r.diverged), "")
+        result = directory.result()
+        if self.start and (
+            self.start[0] >= self.rounds
+            or self.stopped
+            or (result is not None and result.diverged and result.rounds == self.start[0])
+        ):
+            self.result = result
+
+    def __repr__(self) -> str:
+        name = self.experiment.data if isinstance(self.experiment.data, str) else self.experiment.data.name
+        done = "finished" if self.result is not None else f"{len(self.records)} of {self.rounds} rounds done"
+        place = f", in {self.directory.path}" if self.directory is not None else ""
+        what = f"{method_text(self.experiment.method)} on {name}, {self.rounds} rounds, seed {self.experiment.seed}"
+        return f"<{type(self).__name__} of {what}: {done}{place}>"
+
+    @property
+    def stopped(self) -> str:
+        """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
+        return why_stop(self.records, self.experiment.stop)
 
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:
         """Carry out the remaining rounds; yields a record of each."""
 
     def _carry_out(
-        self, federation: Federation, lineup: Lineup, cohort: Callable[[int], list[int]] | None = None
+        self,
+        federation: Federation,
+        lineup: Lineup,
+        cohort: Callable[[int], list[int]] | None = None,
+        validate: Callable[[int, Payload], float | None] | None = None,
+        own: Callable[[int, Payload], float | None] | None = None,
     ) -> Iterator[Record]:
         """Carry out the remaining rounds and set the result. Finished rounds are saved, also after an exception.
 
-        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`.
+        `cohort(round)` are the clients asked to train; None uses `lineup.cohort`. `validate` and `own` are as in the
+        round loop.
         """
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
+        share = lineup.cohort_size / len(lineup.members)
+        if warning := self.experiment.method.warning(self.experiment.training, share):
+            log.warning(warning)
         try:
             for record in run_loop(
                 self.experiment.method,
@@ -72,25 +116,43 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=lineup.evaluate_every),
                 start=self.start,
+                validate=validate,
+                own=own,
+                stop=lambda: bool(self.stopped),
             ):
-                last = (record.round, record.server)
+                record = self._judged(record)
                 self._keep(record)
+                last = (record.round, record.server)
+                if self.directory is not None and self.directory.due(record.round):
+                    self.directory.save(*last)
                 yield record
-        except BaseException:
+                if record.diverged and self.experiment.on_divergence == "stop":
+                    break
+        except BaseException as error:
             if self.directory is not None and last is not None:
                 self.directory.save(*last)
-            raise
+            if not isinstance(error, Diverged):
+                raise
+            why = f"the run diverged in round {1 if last is None else last[0] + 2}: {error}"
+            if last is None or not self.trusting:
+                raise Diverged(why) from None
+            self.diverged = self.diverged or why
         if last is not None:
             self._finish(last[1], federation, lineup.world.initial)
 
+    def _judged(self, record: Record) -> Record:
+        """The record, marked if it is the first that shows that the run diverged."""
+        if not self.diverged:
+            self.diverged = divergence([*self.records, record])
+            return msgspec.structs.replace(record, diverged=self.diverged)
+        return record
+
     def _keep(self, record: Record) -> None:
-        """Add a record to `records` and to the run's directory; writes a checkpoint if one is due."""
+        """Add a record to the run's directory and to `records`."""
         without_server = msgspec.structs.replace(record, server=None)
-        self.records[-1:] = merge_late([*self.records[-1:], without_server])
         if self.directory is not None:
             self.directory.append(without_server)
-            if self.directory.due(record.round):
-                self.directory.save(record.round, record.server)
+        self.records[-1:] = merge_late([*self.records[-1:], without_server])
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
         """Set the result; write it, the global model and the server's state."""
@@ -101,7 +163,9 @@ class BaseRun(ABC):
             digest=digest(server),
             model_digest=digest(model),
             clients=federation.per_client(),
+            diverged=self.diverged,
             confusion=federation.confusion(),
+            stopped=self.stopped,
             **self._closing(server),
         )
         if self.directory is not None:
@@ -119,11 +183,12 @@ class Run(BaseRun):
     Args:
         experiment: the settings.
         out: the run's directory; None writes nothing.
-        workers: number of worker processes. 1 uses this process only, None uses all cores. With the engine "ray",
-            the number of actors; None uses all CPUs of the cluster.
+        workers: number of worker processes. 1 uses this process only, None uses all cores; more than there are cores
+            become as many as there are cores. With the engine "ray", the number of actors; None uses all CPUs of
+            the cluster.
         engine: "processes" or "ray".
         data_dir: where named data sets are; None is the default folder.
-        device: "cpu", "cuda" or "mps".
+        device: "cpu", "cuda", "mps", or "auto" for the first of cuda, mps and cpu that is available.
         checkpoint_every: rounds between checkpoints; 0 spaces them so that they take at most a twentieth of the time.
         resume: continue the run in `out`.
         track: names of trackers that get every record too (see tracking.py).
@@ -142,11 +207,21 @@ class Run(BaseRun):
         resume: bool = False,
         track: Sequence[str] = (),
     ) -> None:
-        self.assembled = assemble(experiment, data_dir=Path(data_dir) if data_dir else None, device=device)
-        self.workers, self.engine = workers, engine
+        if not isinstance(experiment, Experiment):
+            raise UsageError(f"{experiment!r} is not an experiment: expected fedskew.Experiment(...).")
+        if not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+            raise UsageError(f"checkpoint_every={checkpoint_every!r} is invalid: expected a number of at least 0.")
+        (self.workers, notes), self.engine = worker_count(workers, engine), engine
         self.trackers = trackers(track)
+        folder = Path(data_dir) if data_dir else None
+        self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
+        metric = experiment.evaluation.metric
+        self.own = load_metric(metric, self.assembled.world) if metric else None
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
+        self.notes = notes + self.notes
+        if directory is not None:
+            directory.describe(card_of_assembled(experiment, self.assembled))
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -174,13 +249,19 @@ class Run(BaseRun):
         )
         self.assembled = self.assembled.with_world(self.simulation.world)
         with self.simulation:
-            yield from self._carry_out(self.simulation, self.assembled)
+            validate = self._validate if self.experiment.stop.patience else None
+            yield from self._carry_out(self.simulation, self.assembled, validate=validate, own=self.own)
+
+    def _validate(self, round: int, broadcast: Payload) -> float | None:
+        return headline(self.simulation.validate(round, broadcast), self.experiment.stop.figure or None)
 
     def _closing(self, server: Payload) -> dict[str, Any]:
-        if not self.experiment.evaluation.diagnose:
-            return {}
-        simulation = self.simulation
-        return {"diagnostics": diagnose(simulation.world, server, simulation.store, self.assembled.members)}
+        found: dict[str, Any] = {"sites": list(self.assembled.owners), "labels": list(self.assembled.labels)}
+        found["skew"] = skew_figures(self.assembled)
+        if self.experiment.evaluation.diagnose:
+            simulation = self.simulation
+            found["diagnostics"] = diagnose(simulation.world, server, simulation.store, self.assembled.members)
+        return found
 
 
 def run(experiment: Experiment | None = None, **options: Any) -> Run:
@@ -188,14 +269,21 @@ def run(experiment: Experiment | None = None, **options: Any) -> Run:
 
     >>> import fedskew
     >>> run = fedskew.run(fedskew.Experiment(rounds=2))
-    >>> [record.round for record in run]
-    [0, 1]
+    >>> [record.number for record in run]
+    [1, 2]
     >>> run.result.rounds
     2
     """
-    return Run(experiment or Experiment(), **options)
+    return Run(Experiment() if experiment is None else experiment, **options)
 
 
-def resume(path: Path | str, **options: Any) -> Run:
-    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`."""
-    return Run(read_settings(Path(path)), out=path, resume=True, **options)
+def resume(path: Path | str, *, rounds: int | str | None = None, **options: Any) -> Run:
+    """Continue the run in a directory; its result is as if it had never stopped. Options are those of `Run`.
+
+    rounds: give the run, which may be finished, so many rounds in all; None keeps its own. Refused where the result
+    would not be that of a run with these rounds from the start, as with a learning rate that falls over the run.
+    """
+    experiment = read_settings(Path(path))
+    if rounds is not None:
+        experiment = from_dict(experiment.as_dict() | {"rounds": rounds})
+    return Run(experiment, out=path, resume=True, **options)

@@ -5,10 +5,12 @@
     clients/            states of clients, in segments: a few large files (see federation/segments.py)
     clients.jsonl       the committed versions of client states in order, with checksums and places
     checkpoints/        the server's state after a round; a file's name ends in its SHA-256
+    model.json          what one must know to use the model (see card.py)
     server.safetensors  model.safetensors  result.json     of a finished run
     deployment.json     of a run between sites: their names (see deploy/server.py)
 
-A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that time; resuming truncates them to it.
+A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that time, to which resuming truncates
+them, and the settings, which must not have changed when the run is resumed; only rounds may be added.
 A checkpoint is written under a temporary name and renamed after all files it refers to are on disk. The last two are
 kept: if the checksum of one does not match, the one before it is used.
 """
@@ -23,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import filelock
 import msgspec
@@ -34,7 +36,10 @@ from fedskew import __version__
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
+from fedskew.data.sources.formats import reading
+from fedskew.experiment.card import ModelCard
 from fedskew.experiment.config import Experiment, from_dict, read_toml
+from fedskew.experiment.extension import check_settings
 from fedskew.experiment.result import Result
 from fedskew.federation.protocol import Record, merge_late
 from fedskew.federation.segments import Place
@@ -44,7 +49,7 @@ from fedskew.federation.wire import decode, decode_with_notes, encode
 KEPT_CHECKPOINTS = 2
 SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
 SETTINGS, RECORDS, RESULT, VERSIONS = "settings.toml", "records.jsonl", "result.json", "clients.jsonl"
-SERVER, MODEL = "server.safetensors", "model.safetensors"
+SERVER, MODEL, CARD, DEPLOYMENT = "server.safetensors", "model.safetensors", "model.json", "deployment.json"
 
 
 def versions() -> dict[str, str]:
@@ -55,6 +60,15 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+class VersionLine(TypedDict):
+    """A line of clients.jsonl, see `Version`."""
+
+    client: int
+    round: int
+    sha256: str
+    place: NotRequired[Place | None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,7 @@ class SavedRun:
 
     def server(self) -> Payload:
         """The server's final state, of a finished run."""
-        return decode((self.path / SERVER).read_bytes())
+        return read_tensors(self.path / SERVER)
 
     def store(self) -> Store:
         """The clients' states after the last checkpoint."""
@@ -99,16 +113,25 @@ def read_settings(path: Path) -> Experiment:
     return from_dict(read_toml(path / SETTINGS))
 
 
-def read_run(path: Path) -> SavedRun:
-    """The run in a folder. A last record that was written only in part is left out."""
-    experiment, result = read_settings(path), path / RESULT
+def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
+    """The run in a folder. A last record that was written only in part is left out.
+
+    experiment: that of the run, if it is known already; None reads it from the settings.
+    """
+    experiment, result = experiment or read_settings(path), path / RESULT
     try:
         records = _read_records(path / RECORDS)
-        return SavedRun(path, experiment, records, _read_result(result) if result.exists() else None)
+        return SavedRun(path, experiment, records, read_result(result) if result.exists() else None)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read: {error}.") from None
+
+
+def read_tensors(path: Path) -> Payload:
+    """The payload in a file; UsageError if it is damaged."""
+    with reading(path):  # a hostile header may raise anything
+        return decode(path.read_bytes())
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
@@ -128,15 +151,14 @@ def _read_records(path: Path) -> list[Record]:
     return merge_late(msgspec.json.decode(line, type=Record) for line in complete)
 
 
-def _read_result(path: Path) -> Result:
+def read_result(path: Path) -> Result:
+    """The result in a file; OSError or ValueError if it cannot be read."""
     return msgspec.json.decode(path.read_bytes(), type=Result)
 
 
 def _parse_versions(lines: bytes) -> Iterable[Version]:
-    for line in lines.splitlines():
-        fields = json.loads(line)
-        place = fields.pop("place", None)
-        yield Version(**fields, place=None if place is None else Place(*place))
+    # converted by type: a client and a round become the name of a file
+    return (Version(**msgspec.json.decode(line, type=VersionLine)) for line in lines.splitlines())
 
 
 class RunDirectory:
@@ -151,6 +173,7 @@ class RunDirectory:
         self.store = Store(path / "clients")
         self.cost, self.last = 0.0, (-1, time.monotonic())  # seconds a checkpoint takes; (round, time) of the last
         self.previous = -1  # round of the checkpoint before the last one; -1: none
+        self.settings: dict[str, Any] = {}  # of the run, once it has begun or is restored
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.lock = filelock.FileLock(path / ".lock")
@@ -177,14 +200,27 @@ class RunDirectory:
             raise UsageError(
                 f"{self.path} already holds a run; resume it with --resume {self.path}, or give another --out."
             )
-        write_atomically(self.path / SETTINGS, experiment.to_toml().encode())
+        self._write_settings(experiment)
         self.records.touch()
         self.index.touch()
 
+    def _write_settings(self, experiment: Experiment) -> None:
+        self.settings = experiment.as_dict()
+        write_atomically(self.path / SETTINGS, experiment.to_toml().encode())
+
+    def describe(self, card: ModelCard) -> None:
+        """Write what one must know to use the model."""
+        write_atomically(self.path / CARD, msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
+
     def append(self, record: Record) -> None:
-        """Add one record."""
-        with self.records.open("ab") as file:
-            file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        """Add one record, whole or, if that fails on a full disk, not at all."""
+        size = self.records.stat().st_size
+        try:
+            with self.records.open("ab") as file:
+                file.write(msgspec.json.encode(record.as_dict()) + b"\n")
+        except BaseException:
+            self._truncate(self.records, size)
+            raise
 
     def due(self, round: int) -> bool:
         """Whether a checkpoint is due after this round."""
@@ -207,6 +243,7 @@ class RunDirectory:
             "records": self.records.stat().st_size,
             "index": self.index.stat().st_size,
             "versions": versions(),
+            "settings": self.settings,
         }
         blob = encode(server, notes)
         write_atomically(self.path / "checkpoints" / f"{round:06d}-{sha256(blob)}.safetensors", blob)
@@ -221,18 +258,34 @@ class RunDirectory:
         """The files of the checkpoints, newest first."""
         return sorted((self.path / "checkpoints").glob("*-*.safetensors"), reverse=True)
 
-    def restore(self) -> tuple[tuple[int, Payload] | None, list[str]]:
+    def restore(self, experiment: Experiment) -> tuple[tuple[int, Payload] | None, list[str]]:
         """Go back to the newest usable checkpoint; returns ((next round, server state), messages for the user).
 
-        Without a usable checkpoint the run starts again: None in place of round and state.
+        Without a usable checkpoint the run starts again: None in place of round and state. UsageError if the settings
+        of `experiment` are not those of the checkpoint, unless it has more rounds and the result is that of a run
+        that had them from the start. Nothing is changed then.
         """
+        try:
+            found = self._restore(experiment)
+        except UsageError:
+            self.close()
+            raise
+        self.settings = experiment.as_dict()
+        if found[0] is None or read_toml(self.path / SETTINGS).get("rounds") != experiment.rounds:
+            self._write_settings(experiment)
+            (self.path / RESULT).unlink(missing_ok=True)  # of the run with fewer rounds
+        return found
+
+    def _restore(self, experiment: Experiment) -> tuple[tuple[int, Payload] | None, list[str]]:
         notes: list[str] = []
         for path in self.checkpoints():
             try:
-                start, written = self._restore_from(path)
+                start, written = self._restore_from(path, experiment)
                 if changed := [f"{name} {was}" for name, was in written.items() if versions().get(name) != was]:
                     notes.append(f"the run was started with {', '.join(changed)}: results may not be bit-identical")
                 return start, notes
+            except UsageError:
+                raise
             except (Damaged, OSError, ValueError) as error:
                 notes.append(f"checkpoint {path.name[:6]} cannot be used: {error}")
                 self.store = Store(self.path / "clients")
@@ -240,12 +293,13 @@ class RunDirectory:
         self._truncate(self.index, 0)
         return None, notes
 
-    def _restore_from(self, path: Path) -> tuple[tuple[int, Payload], dict[str, str]]:
+    def _restore_from(self, path: Path, experiment: Experiment) -> tuple[tuple[int, Payload], dict[str, str]]:
         """((next round, server state), versions it was written with); raises Damaged, OSError or ValueError."""
         blob = bytearray(path.read_bytes())
         if sha256(blob) != path.stem.partition("-")[2]:
             raise Damaged("its checksum does not match")
         server, notes = decode_with_notes(blob)
+        check_settings(notes.get("settings") or read_toml(self.path / SETTINGS), experiment, notes["round"] + 1)
         if self.records.stat().st_size < notes["records"] or self.index.stat().st_size < notes["index"]:
             raise Damaged(f"{RECORDS} or {VERSIONS} is shorter than it was at this checkpoint")
         self.store.restore(_parse_versions(self.index.read_bytes()[: notes["index"]]))
@@ -274,7 +328,7 @@ class RunDirectory:
 
     def result(self) -> Result | None:
         """The result; None if the run is not finished."""
-        return _read_result(self.path / RESULT) if is_finished(self.path) else None
+        return read_result(self.path / RESULT) if is_finished(self.path) else None
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -172,7 +172,7 @@ def tracked(
 
     def send(record: Record) -> None:
         figures = scalars(record)
-        each(active, lambda tracker: tracker.record(figures, record.round + 1))
+        each(active, lambda tracker: tracker.record(figures, record.number))
 
     each(trackers, lambda tracker: tracker.begin(folder, settings, first))
     try:

@@ -15,14 +15,17 @@ from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
-from fedskew.federation.protocol import QuorumLost, Reply
+from fedskew.federation.protocol import Diverged, QuorumLost, Reply
 from fedskew.federation.wire import Layout, layout_of, size_of
+
+NOT_FINITE = "sent a value that is not finite"
 
 
 class Intake:
     """The replies of one round. Iterate over it for the usable updates, one at a time; it counts while it does so.
 
-    `layout` is the required layout of an update. With fewer than `quorum` usable updates it raises QuorumLost.
+    `layout` is the required layout of an update. With fewer than `quorum` usable updates it raises QuorumLost
+    (Diverged, if all clients sent values that are not finite).
     The first update is read at once, so that a round without any fails before it is aggregated.
     """
 
@@ -51,12 +54,14 @@ class Intake:
                 pass
             self._check_quorum()
 
-    def means(self) -> dict[str, float]:
+    def means(self) -> dict[str, float | None]:
         """Weighted means over clients of the numbers that updates report, such as the training loss."""
         return {name: total / self.weight for name, total in self.sums.items()} if self.weight else {}
 
     def _check_quorum(self) -> None:
         if len(self.accepted) < self.quorum:
+            if self.lost and all(why.startswith(NOT_FINITE) for why in self.lost.values()) and not self.accepted:
+                raise Diverged(f"all {len(self.lost)} clients of the round sent values that are not finite")
             reasons = "; ".join(f"client {client} {why}" for client, why in list(self.lost.items())[:3])
             raise QuorumLost(
                 f"{len(self.accepted)} of {len(self.accepted) + len(self.lost)} clients gave a usable update, "
@@ -104,7 +109,7 @@ def fault_of(update: Update, layout: Layout) -> str:
             continue
         for name, t in tensors.items():
             if t.is_floating_point() and not _finite(t):
-                return f"sent a value that is not finite in {group}/{name}"
+                return f"{NOT_FINITE} in {group}/{name}"
     return ""
 
 

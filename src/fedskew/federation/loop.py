@@ -28,8 +28,11 @@ def run(
     quorum: int = 1,
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
+    validate: Callable[[int, Payload], float | None] | None = None,
+    own: Callable[[int, Payload], float | None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Record]:
-    """Train round by round and yield a record of each. Checkpoints, logging and early stopping belong to the caller.
+    """Train round by round and yield a record of each. Checkpoints and logging belong to the caller.
 
     Args:
         method: the method to run.
@@ -37,13 +40,19 @@ def run(
         site: `site(round, stage)` is the server's site.
         rounds: number of training rounds. `method.stages` may add rounds of its own.
         cohort: `cohort(round)` are the clients asked to train in a round.
-        quorum: usable updates a round needs; with fewer it raises QuorumLost.
+        quorum: usable updates a round needs; with fewer it raises QuorumLost or Diverged.
         evaluate: `evaluate(round)` is whether to evaluate after a round.
         start: (next round, server state) of a run to resume; None starts with `method.init_server`.
+        validate: `validate(round, broadcast)` is a figure on validation data, for `Record.validation`, where the round
+            is evaluated; None: there is none.
+        own: `own(round, broadcast)` is the user's own figure, for `Metrics.own`; None: there is none.
+        stop: whether to leave out the remaining rounds of the stage "train". A method's closing stages are carried out.
     """
     first, server = start if start is not None else (0, None)
     layouts: dict[str, Layout] = {}
     for round, stage in list(enumerate(method.stages(rounds)))[first:]:
+        if stage == "train" and stop():
+            continue
         with one_thread():
             began = time.perf_counter()
             if server is None:
@@ -58,10 +67,13 @@ def run(
             federation.commit(round, intake.accepted)
             done = time.perf_counter()
             metrics: Metrics | None = None
+            validation: float | None = None
             if evaluate(round):
                 metrics = federation.evaluate(round, method.broadcast(server))
+                validation = validate(round, method.broadcast(server)) if validate is not None else None
                 ensemble = ensemble_metrics(method, site(round, "evaluate"), server, metrics.groups)
-                metrics = msgspec.structs.replace(metrics, ensemble=ensemble)
+                mine = own(round, method.broadcast(server)) if own is not None else None
+                metrics = msgspec.structs.replace(metrics, ensemble=ensemble, own=mine)
             end = time.perf_counter()
         yield Record(
             round=round,
@@ -77,6 +89,7 @@ def run(
             seconds=end - began,
             training=intake.means(),
             metrics=metrics,
+            validation=validation,
             before=federation.late_metrics(),
             server=server,
         )

@@ -62,10 +62,18 @@ class QuorumLost(RuntimeError):
     """Too few clients sent a usable update. The round does not count; the run can be resumed from the one before."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one round. Rounds and clients are counted from 0."""
+class Diverged(QuorumLost):
+    """No update is usable because all contain values that are not finite. A resumed run would fail in the same way."""
 
-    round: int
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one round. Clients are counted from 0.
+
+    `number` is the round counted from 1, as on the screen; `round` counts from 0, as methods and seeds do. A line of
+    records.jsonl holds both.
+    """
+
+    round: int  # counted from 0; see `number`
     stage: str  # see Method.stages
     cohort: list[int]  # clients that were asked to train
     trained: list[int]  # clients whose updates were aggregated
@@ -76,18 +84,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     server_seconds: float  # aggregation and the method's other work on the server
     evaluate_seconds: float
     seconds: float  # wall-clock time of the round
-    training: dict[str, float]  # weighted means over clients of the numbers that updates report (loss, ...)
+    # weighted means over clients of the numbers that updates report (loss, ...); None in a file: not finite
+    training: dict[str, float | None]
     metrics: Metrics | None  # None: not evaluated after this round
     before: Metrics | None = None  # the clients' metrics of the previous round, see Federation.late_metrics
+    # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
+    diverged: str = ""
+    validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
+
+    @property
+    def number(self) -> int:
+        """The round counted from 1: the first is 1, the last is the number of rounds."""
+        return self.round + 1
 
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        return {key: value for key, value in plain.items() if key not in ("server", "before")} | (
-            {"before": plain["before"]} if self.before is not None else {}
-        )
+        left_out = {"server"} | {key for key in ("before", "diverged", "validation") if plain[key] in (None, "")}
+        return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 
 def merge_late(records: Iterable[Record]) -> list[Record]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from functools import lru_cache
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -37,6 +38,9 @@ KINDS = {
 NAMES = {kind: name for name, kind in KINDS.items()}
 TensorSpec = tuple[str, str, str, tuple[int, ...]]  # group, name, kind, shape
 Layout = tuple[TensorSpec, ...]  # of a payload, in order
+Header = tuple[tuple[str, ...], tuple[tuple[TensorSpec, int], ...], str]  # groups, (tensor, offset) of each, notes
+LARGEST = 1 << 50  # elements of a tensor, and bytes of a payload; more is nonsense, and would overflow
+HEADER_PER_TENSOR = 1000  # bytes of a peer's header per expected tensor, at most; ours have about 100
 
 
 def layout_of(payload: Payload) -> Layout:
@@ -73,6 +77,11 @@ def size_in_bytes(payload: Payload, notes: Mapping[str, Any] | None = None) -> i
     return len(header) + end
 
 
+def size_of_layout(layout: Layout) -> int:
+    """Bytes of the tensors of a payload with this layout, without the header."""
+    return sum(KINDS[kind].itemsize * math.prod(shape) for _, _, kind, shape in layout)
+
+
 def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] | None = None) -> int:
     """Write the payload to the start of `buffer`; returns the number of bytes written."""
     header, offsets, end = _plan(layout_of(payload), tuple(payload), json.dumps(notes or {}))
@@ -101,12 +110,13 @@ def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearra
     return blob
 
 
-@lru_cache(maxsize=256)
-def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple[TensorSpec, int], ...], str]:
-    """(groups, (tensor, offset) of each tensor, notes), all in order. The tensors must cover `data` bytes exactly."""
+def _read_header(header: bytes, data: int, most: int | None = None) -> Header:
+    """The parsed header, all in order. The tensors must cover `data` bytes exactly; `most` limits their number."""
     parsed = json.loads(header)
     about = parsed.pop("__metadata__")
-    spans = sorted(tuple(entry["data_offsets"]) for entry in parsed.values())
+    if most is not None and len(parsed) > most:
+        raise ValueError(f"it has {len(parsed)} tensors, expected at most {most}")
+    spans = sorted(_sizes(entry["data_offsets"], 2) for entry in parsed.values())
     starts, ends = [a for a, _ in spans], [b for _, b in spans]
     if starts != [0, *ends[:-1]][: len(starts)] or (ends[-1] if ends else 0) != data:
         raise ValueError("tensors overlap, leave a gap, or are truncated")
@@ -115,14 +125,29 @@ def _read_header(header: bytes, data: int) -> tuple[tuple[str, ...], tuple[tuple
     for group, names in groups.items():
         for name in names:
             entry = parsed.pop(f"{group}/{name}")
-            kind, shape = entry["dtype"], tuple(entry["shape"])
+            kind, shape = entry["dtype"], _sizes(entry["shape"])
             start, end = entry["data_offsets"]
-            if KINDS[kind].itemsize * torch.Size(shape).numel() != end - start:
+            if KINDS[kind].itemsize * math.prod(shape) != end - start:
                 raise ValueError(f"{group}/{name} has {end - start} bytes for shape {shape}")
             entries.append(((group, name, kind, shape), start))
     if parsed:
         raise ValueError(f"{len(parsed)} tensors are not in the layout")
+    if not isinstance(about["notes"], str):
+        raise ValueError("the notes are not text")
     return tuple(groups), tuple(entries), about["notes"]
+
+
+_cached_header = lru_cache(maxsize=256)(_read_header)
+
+
+def _sizes(values: Any, count: int | None = None) -> tuple[int, ...]:
+    """Whole numbers of at least 0 whose product can be a size; `count` is how many there must be (None: any)."""
+    numbers = tuple(values)
+    if any(type(n) is not int or n < 0 for n in numbers) or (count is not None and len(numbers) != count):
+        raise ValueError(f"{str(numbers)[:100]} are not sizes")
+    if len(numbers) > 64 or math.prod(max(n, 1) for n in numbers) > LARGEST:
+        raise ValueError(f"{str(numbers)[:100]} is too large")
+    return numbers
 
 
 def decode(blob: bytes | bytearray | memoryview) -> Payload:
@@ -130,8 +155,24 @@ def decode(blob: bytes | bytearray | memoryview) -> Payload:
     return decode_with_notes(blob)[0]
 
 
+def decode_from_peer(blob: bytes | bytearray | memoryview, tensors: int) -> Payload:
+    """The payload in bytes that another machine sent; ValueError if it is not one or has more than `tensors` tensors.
+
+    A header that is too long is not parsed, and none is kept: a peer may send a new one every round.
+    """
+    if int.from_bytes(memoryview(blob)[:8], "little") > HEADER_PER_TENSOR * (tensors + 10):
+        raise ValueError(f"not a payload: the header is too long for {tensors} tensors")
+    return _decode(blob, partial(_read_header, most=tensors))[0]
+
+
 def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, dict[str, Any]]:
     """The payload and the notes in `blob`; ValueError if it is not a payload."""
+    return _decode(blob, _cached_header)
+
+
+def _decode(
+    blob: bytes | bytearray | memoryview, read_header: Callable[[bytes, int], Header]
+) -> tuple[Payload, dict[str, Any]]:
     view = memoryview(blob)
     if view.readonly:  # tensors are writable
         view = memoryview(bytearray(view))
@@ -139,13 +180,13 @@ def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, di
     if not 0 < size <= len(view) - 8:
         raise ValueError("not a payload: the header is truncated")
     try:
-        groups, entries, notes = _read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        groups, entries, notes = read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
+        payload: Payload = {group: Tensors() for group in groups}
+        for group, in_group in groupby(entries, key=lambda entry: entry[0][0]):
+            payload[group] = _group(view, list(in_group), 8 + size)
+        return payload, json.loads(notes)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a payload: {error}") from None
-    payload: Payload = {group: Tensors() for group in groups}
-    for group, in_group in groupby(entries, key=lambda entry: entry[0][0]):
-        payload[group] = _group(view, list(in_group), 8 + size)
-    return payload, json.loads(notes)
 
 
 def _group(view: memoryview, entries: list[tuple[TensorSpec, int]], start: int) -> Tensors:
@@ -168,6 +209,19 @@ def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset:
     if not count:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(view, dtype=kind, count=count, offset=offset).view(shape)
+
+
+def encode_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Tensors by name as an ordinary safetensors file, which any reader of the format loads."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    parts, end = [], 0
+    for name, t in tensors.items():
+        parts.append(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        start, end = end, end + len(parts[-1])
+        entries[name] = {"dtype": NAMES[t.dtype], "shape": tuple(t.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
 
 
 def digest(payload: Payload) -> str:

@@ -25,6 +25,7 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.data.dataset import DataSet
+from fedskew.data.split.features import changed_samples
 from fedskew.data.split.partition import Partition, Parts
 from fedskew.evaluation.scores import ClientScore, Score, Together, score, score_together
 
@@ -70,7 +71,7 @@ class World:
 
     method: Method
     training: Training
-    make_net: Callable[[], Any]  # builds the initial net, the same each time
+    make_net: Callable[[], Any]  # builds the initial net, the same each time; `Method.prepare` may change it
     x: Tensor
     y: Tensor
     x_test: Tensor
@@ -98,7 +99,7 @@ class World:
     @cached_property
     def net(self) -> Any:
         """The only net of this process; one client after another uses it."""
-        return self.make_net().to(self.device)
+        return self.method.prepare(self.make_net(), seeded(self.seed, Purpose.NET)).to(self.device)
 
     @cached_property
     def initial(self) -> Payload:
@@ -166,14 +167,14 @@ class World:
         return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
-        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool
+        self, client: int, round: int, broadcast: Payload, state: Payload, trained: bool, *, validation: bool = False
     ) -> ClientScore:
-        """Evaluate the global and the personal model on one client's test samples.
+        """Evaluate the global and the personal model on one client's test samples, or on its validation samples.
 
         `trained` is whether this client ever trained; one that did not is marked as `fallback`.
         """
         site = self.site(client, round, "evaluate", Purpose.EVALUATE)
-        test_part = self.pool(self.test[client], client)
+        test_part = self.pool((self.validation if validation else self.test)[client], client)
         shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
         if shared is not None and self.uses_shared_model(state):
             return ClientScore(client, shared, shared, fallback=not trained)
@@ -253,12 +254,13 @@ def make_world(
 
     `partition` is the split; `parts` divides each client's share into training, validation and test samples.
     """
+    x, y = changed_samples(data.x_train, data.y_train, partition, data.classes)
     return World(
         method=method,
         training=training,
         make_net=make_net,
-        x=torch.from_numpy(data.x_train),
-        y=torch.from_numpy(data.y_train),
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y),
         x_test=torch.from_numpy(data.x_test),
         y_test=torch.from_numpy(data.y_test),
         train=Ragged.of([p.train for p in parts]),

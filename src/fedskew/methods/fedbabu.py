@@ -3,11 +3,12 @@
 Oh, Kim, Yun. ICLR 2022. arXiv:2106.06042
 
 Algorithm 1, client: SGD on the body; the head keeps its random initial values, the same at all clients
-Algorithm 1, server: body = mean of the cohort's bodies
+Algorithm 1, server: body = mean of the cohort's bodies, by samples
 Section 5: a client personalises the received model by fine-tuning it on its own data
 The global model is (body, initial head), the one that FedCRC's table reports.
 Departure: every site makes the head from the seed, so it is never sent.
 Departure: fine-tuning uses the learning rate of the round.
+Reading: the mean is by samples; in the authors' experiments all clients have equally many, and their code is uniform.
 """
 
 from collections.abc import Iterable
@@ -36,11 +37,12 @@ class FedBABU(Method):
     )
     terms_off = None  # the head never trains
     personal = ("head.",)
+    weak_where = {"everywhere": "the global model's head is never trained; the personal models are what it is for."}
 
-    weighting: Literal["uniform", "samples"] = setting(
-        "uniform",
-        help="Weights of clients in the mean: all equal, or by number of samples.",
-        source="the authors' code; FedCRC's comparison weights by samples",
+    weighting: Literal["samples", "uniform"] = setting(
+        "samples",
+        help="Weights of clients in the mean: by number of samples, or all equal.",
+        source="as FedAvg and FedCRC, so that tables compare methods, not weights; the authors' code is uniform",
     )
     finetune: Literal["none", "head", "all"] = setting(
         "all",

@@ -19,6 +19,7 @@ Without LED, w_g is sent and the ensemble is evaluated beside it; where it is a 
 Without EC, the teacher is the sum of logits. A model that DFL does not make is replaced by w_g.
 Reading: sums run over S; I counts steps of cRB; TLCR is done once a round; w_tl is the whole model.
 Reading: a, b, v are trained on CE over D0 by I steps of Adam, kept with its moments between rounds, as in FEDIC's code.
+Reading: the paper's split is dirichlet with cap=false (the text names no cap); FEDIC's code has grouped-equal.
 Departure: exp is added to the denominators of Eq. 17, where it is missing. L_k is at least 1e-8.
 Departure: augmentation, if clients use it, applies to the student's batches, not to the teachers'.
 """

@@ -3,9 +3,12 @@
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama. ICLR 2021. arXiv:2111.04263
 
 Algorithm 1, for the cohort S of N clients; g_i and h start at 0:
-    client   y_i <- argmin_w f_i(w) - <g_i, w> + alpha/2 |w - x|^2,   g_i <- g_i - alpha (y_i - x)
+    client   y_i <- argmin_w f_i(w) - <g_i, w> / w_i + alpha/(2 w_i) |w - x|^2,   g_i <- g_i - alpha (y_i - x)
     server   h <- h - alpha/N sum_{i in S} (y_i - x),   x <- mean_{i in S} y_i - h / alpha
-Departure: one alpha for all clients (the authors' code divides it by the client's share of the samples).
+w_i is 1 in the paper (`weighting=uniform`), whose optimum is that of sum_i f_i. In the authors' code and here it is the
+client's number of samples over the mean client's, which makes it the optimum over all samples, sum_i n_i f_i.
+Departure: the mean number of samples is that of all updates so far; in the first round w_i is 1.
+Departure: w_i is at least lr alpha, so that a step along the pull never overshoots.
 Departure: x itself is evaluated (the authors' code evaluates the mean of the clients' models).
 Buffers (batch-norm statistics) have no gradient, hence no correction: uniform mean.
 """
@@ -18,7 +21,19 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Positive
-from fedskew.methods._shared.control_variates import Counted, tethered, tilted
+from fedskew.methods._shared.control_variates import (
+    PLAIN_SGD,
+    SAMPLES,
+    WEIGHTING,
+    WEIGHTING_SOURCE,
+    Counted,
+    Weighting,
+    more_samples,
+    no_samples,
+    relative_size,
+    tethered,
+    tilted,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class FedDyn(Method):
         link="arXiv:2111.04263",
     )
     terms_off = None  # alpha divides the server's correction, so it cannot be 0
+    meant = (PLAIN_SGD,)
 
     alpha: Positive = setting(
         0.01,
@@ -40,12 +56,18 @@ class FedDyn(Method):
         search=(0.001, 0.3),
     )
 
+    weighting: Weighting = setting("samples", help=WEIGHTING, source=WEIGHTING_SOURCE)
+
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
-        return server | {"h": server["parameters"].zeros()}
+        return server | {"h": server["parameters"].zeros()} | no_samples(self.weighting)
+
+    def broadcast(self, server: Payload) -> Payload:
+        return super().broadcast(server) | {group: server[group] for group in (SAMPLES,) if group in server}
 
     def objective(self, site: Site, broadcast: Payload, state: Payload) -> Loss:
-        return tilted(tethered(site.loss, broadcast["parameters"], self.alpha), state["gradient"] * -1)
+        w_i = relative_size(site, broadcast, self.alpha)
+        return tilted(tethered(site.loss, broadcast["parameters"], self.alpha / w_i), state["gradient"] * (-1 / w_i))
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         x = broadcast["parameters"]
@@ -59,4 +81,4 @@ class FedDyn(Method):
         moved = fresh["parameters"] - server["parameters"]
         h = server["h"] - moved * (self.alpha * S.count / site.population)
         fresh["parameters"] = fresh["parameters"] - h / self.alpha
-        return server | overlay(server, fresh) | {"h": h}
+        return server | overlay(server, fresh) | {"h": h} | more_samples(server, S)

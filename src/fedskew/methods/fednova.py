@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
+from fedskew.core.method import MODEL, Meant, Method, Paper, Update, mean_of, overlay
 from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import NotNegative
-from fedskew.methods._shared.control_variates import effective_steps, tethered
+from fedskew.methods._shared.control_variates import effective_steps, is_sgd, tethered
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class FedNova(Method):
         link="arXiv:2007.07481",
     )
     terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
+    meant = (Meant("SGD, with or without momentum", "the number of steps is not counted for Adam", is_sgd),)
+    weak_where = {"dirichlet": "an update is divided by its steps, so clients with few samples count far too much."}
 
     mu: NotNegative = setting(
         0.0, help="Weight of |w - x|^2 / 2 in each client's loss; 0: no proximal term.", source="the authors' code"

@@ -10,7 +10,7 @@ Departure: the mean is over a round's cohort (in the paper all clients take part
 
 from dataclasses import dataclass
 
-from fedskew.core.method import Method, Paper, Update
+from fedskew.core.method import Meant, Method, Paper, Update
 from fedskew.core.settings import setting
 from fedskew.core.site import Site
 
@@ -26,6 +26,13 @@ class FedPer(Method):
         link="arXiv:1912.00818",
     )
     terms_off = None  # heads are never averaged into a global model
+    meant = (
+        Meant(
+            "all clients in every round",
+            "as its authors train: the head of an absent client falls behind the body",
+            lambda training, share: share == 1,
+        ),
+    )
     personal = ("head.",)
     has_global = False
 

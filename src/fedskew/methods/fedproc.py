@@ -49,6 +49,10 @@ class FedProc(Method):
     def init_server(self, site: Site) -> Payload:
         return super().init_server(site) | {GROUP: no_prototypes(site)}
 
+    @property
+    def depends_on_rounds(self) -> bool:
+        return True  # alpha
+
     def broadcast(self, server: Payload) -> Payload:
         return server
 

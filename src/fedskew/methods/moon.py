@@ -44,9 +44,9 @@ class MOON(Method):
     terms_off = {"mu": 0.0}
 
     mu: NotNegative = setting(
-        5.0,
+        1.0,
         help="Weight of the contrastive loss; 0 gives FedAvg.",
-        source="the paper's for CIFAR-10; it has 1 for CIFAR-100 and Tiny-ImageNet",
+        source="the authors' code, and the paper's for CIFAR-100 and Tiny-ImageNet; it has 5 for CIFAR-10",
         search=(0.1, 10.0),
     )
     tau: Positive = setting(0.5, help="Temperature of the contrastive loss.", source="the paper")

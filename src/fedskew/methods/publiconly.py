@@ -19,6 +19,7 @@ class PublicOnly(Method):
 
     terms_off = None  # clients do not train
     public = True
+    weak_where = {"everywhere": "a control: it sees the public samples only."}
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         site.load(broadcast)

@@ -27,7 +27,7 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Mean, Payload, Tensors
 from fedskew.core.training import Positive
-from fedskew.methods._shared.control_variates import Counted, effective_steps, next_control, tilted
+from fedskew.methods._shared.control_variates import PLAIN_SGD, Counted, effective_steps, next_control, tilted
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class SCAFFOLD(Method):
         link="arXiv:1910.06378",
     )
     terms_off = None  # the control variates have no weight; in the first round they are 0 and it is uniform FedAvg
+    meant = (PLAIN_SGD,)
 
     server_lr: Positive = setting(1.0, help="Learning rate of the server.", source="the paper", search=(0.1, 2.0))
     option: Literal["I", "II"] = setting(

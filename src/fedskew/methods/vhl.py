@@ -20,23 +20,20 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, linear
+from torch.nn.functional import linear
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import alignment
 from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
 from fedskew.core.net import Net
-from fedskew.core.samples import Data
-from fedskew.core.seeding import seeded
 from fedskew.core.settings import setting
 from fedskew.core.site import Site, copied
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive
-from fedskew.methods._shared.generators import endless_batches, input_shape, new_seed, standardise, virtual_labels
 from fedskew.methods._shared.heads import linear_start
+from fedskew.methods._shared.virtual import endless_batches, new_seed, noise_set, virtual_labels
 
 EXTRA, VIRTUAL = "extra", "virtual"  # groups of the payload: the layer of the virtual classes, the seed of D'
-LOW = (8, 8)  # height and width of the noise
 
 
 class WideHead(nn.Module):
@@ -52,19 +49,6 @@ class WideHead(nn.Module):
 
     def extra(self) -> Tensors:
         return Tensors(weight=copied(self.weight), bias=copied(self.bias))
-
-
-def noise_set(data: Data, classes: int, each: int, seed: int) -> Tensor:
-    """D' as input of a net: `each` samples of every class, ordered by class."""
-    rng, shape = seeded(seed), input_shape(data)
-    pictures = len(shape) == 3
-    low = (shape[0], *LOW) if pictures else shape
-    means = torch.randn(classes, *low, generator=rng).repeat_interleave(each, 0)
-    samples = means + 0.5 * torch.randn(means.shape, generator=rng)
-    if not pictures:
-        return samples
-    pixels = interpolate(samples, shape[1:], mode="bilinear", align_corners=False)
-    return standardise(pixels.clamp(0, 1), data)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ IMAGES = "images of any size"
 
 REGISTRY: dict[str, Kind] = {
     "mlp": Kind(small.mlp, small.MlpOptions, "McMahan's 2NN; tables, quick trials", "any shape", MNIST, 10),
+    "linear": Kind(small.linear, small.LinearOptions, "one layer; heads on frozen features", "any shape", (512,), 10),
     "simple-cnn": Kind(small.simple_cnn, small.SimpleCnnOptions, "MOON, FedCD", "images from 16x16", CIFAR, 10),
     "cnn": Kind(small.cnn, small.CnnOptions, "McMahan's CNN; FedDDC, LEAF", "images from 4x4", MNIST, 10),
     "cnn4": Kind(small.cnn4, small.Cnn4Options, "FedBABU, FedCRC", "images from 16x16", CIFAR, 10, normed=True),

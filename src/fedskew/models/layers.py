@@ -47,7 +47,7 @@ class BatchNorm(nn.BatchNorm2d):
     """Batch norm that uses its running statistics where torch raises an error: one value per channel."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.track_running_stats and x.shape[1] == x.numel():
+        if self.training and self.running_mean is not None and x.shape[1] == x.numel():
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         return super().forward(x)
 

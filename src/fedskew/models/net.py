@@ -63,7 +63,9 @@ def wrap(module: nn.Module, head: str) -> Net:
     if layer is owner or not inner:
         raise UsageError(f"head '{head}' is invalid: it has no Linear layer. {known}")
     setattr(owner, last, nn.Identity())
-    return Net(body, layer, inner[0].in_features)
+    net = Net(body, layer, inner[0].in_features)
+    net.head_name = head
+    return net
 
 
 def widths(given: Widths) -> tuple[int, ...]:

@@ -29,6 +29,11 @@ class MlpOptions:
 
 
 @dataclass(frozen=True)
+class LinearOptions:
+    """It has none."""
+
+
+@dataclass(frozen=True)
 class CnnOptions:
     """channels: of the convolutions; hidden: widths of the dense layers; padding: keep the size in convolutions."""
 
@@ -51,8 +56,10 @@ class SimpleCnnOptions:
 
 @dataclass(frozen=True)
 class Cnn4Options:
-    """track: batch norm has running statistics; if not, it uses those of the batch in evaluation, too."""
+    """width: channels of each convolution; track: batch norm has running statistics, else it uses the batch's in
+    evaluation, too."""
 
+    width: Count = 64
     track: bool = False
 
 
@@ -69,6 +76,11 @@ def mlp(shape: Shape, classes: int, options: MlpOptions, layers: Layers) -> Net:
         raise UsageError(f"mlp is invalid for shape {shape}: expected one or more positive sizes.")
     sizes = (prod(shape), *widths(options.hidden))
     return _net(nn.Sequential(nn.Flatten(), *dense(sizes)), sizes[-1], classes)
+
+
+def linear(shape: Shape, classes: int, options: LinearOptions, layers: Layers) -> Net:
+    """One linear layer: logistic regression on the inputs, or a head on frozen features."""
+    return mlp(shape, classes, MlpOptions(hidden=""), layers)
 
 
 def cnn(shape: Shape, classes: int, options: CnnOptions, layers: Layers) -> Net:
@@ -89,14 +101,14 @@ def simple_cnn(shape: Shape, classes: int, options: SimpleCnnOptions, layers: La
 
 
 def cnn4(shape: Shape, classes: int, options: Cnn4Options, layers: Layers) -> Net:
-    """Four blocks of 3x3 convolution (64 channels), norm, ReLU, 2x2 pool (FedBABU)."""
+    """Four blocks of 3x3 convolution, norm, ReLU, 2x2 pool (FedBABU, with 64 channels)."""
     inputs, height, width = image_shape("cnn4", shape, least=16)
     body = nn.Sequential()
     for _ in range(4):
-        body.append(nn.Conv2d(inputs, 64, 3, padding=1))
-        body.append(layers.norm(64, track=options.track))
+        body.append(nn.Conv2d(inputs, options.width, 3, padding=1))
+        body.append(layers.norm(options.width, track=options.track))
         body.append(ReluPool(layers))
-        inputs = 64
+        inputs = options.width
     return _net(body.append(nn.Flatten()), inputs * (height // 16) * (width // 16), classes)
 
 

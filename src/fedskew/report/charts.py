@@ -56,7 +56,7 @@ def band(rounds: list[int], mean: list[float], std: list[float], shade: str, nam
 
 def accuracies(run: SavedRun) -> dict[int, float]:
     """The run's headline accuracy in percent, by round (from 1), for the rounds that were evaluated."""
-    values = {r.round + 1: headline(r.metrics) for r in run.records}
+    values = {r.number: headline(r.metrics) for r in run.records}
     return {round: 100 * value for round, value in values.items() if value is not None}
 
 

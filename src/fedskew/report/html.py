@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedskew.core.files import write_atomically
@@ -13,7 +13,14 @@ from fedskew.report.runs import find, grouped
 from fedskew.report.sections import add_section
 
 
-def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: Path | None) -> int:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    drift: bool,
+    data_dir: Path | None,
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
     """Write one page about every run in these folders, at any depth.
 
     Args:
@@ -21,6 +28,7 @@ def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: P
         out: the file to write.
         drift: whether to compute drift from the saved models; this needs the data and takes longest.
         data_dir: folder of data sets; None for the default.
+        say: called with a line about what is done next, before each step that takes long.
 
     Returns:
         How many runs the page is about.
@@ -28,13 +36,14 @@ def write_report(folders: Sequence[Path], out: Path, *, drift: bool, data_dir: P
     library("plotly.offline", "report")  # so that a missing package is reported before the work
     runs = find(folders)
     groups = grouped(runs)
+    say(f"reading {len(runs)} runs")
     page = Page()
     title = f"fedskew: {groups[0].title}" if len(groups) == 1 else f"fedskew: {len(groups)} settings"
     seeds = sorted({run.experiment.seed for run in runs})
     summary = f"{len(runs)} runs, seeds {', '.join(map(str, seeds))}; written {time.strftime('%Y-%m-%d')}"
     page.add(f'<header><h1>fedskew report</h1><p class="soft">{summary}</p></header>')
     for group in groups:
-        add_section(page, group, drift=drift, data_dir=data_dir)
+        add_section(page, group, drift=drift, data_dir=data_dir, say=say)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, page.html(title).encode())

@@ -14,6 +14,7 @@ from typing import Any
 from fedskew.core.method import Method
 from fedskew.experiment.costs import Costs, Sizes, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
+from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
 
 MODEL, SHAPE, CLASSES = "simple-cnn", (1, 28, 28), 10  # what the bytes are stated for
@@ -46,6 +47,8 @@ class MethodEntry:
     has_global: bool
     has_personal: bool
     public: bool
+    weak_where: dict[str, str]  # see Method.weak_where
+    meant: list[str]  # conditions on runs that it was made for, each one sentence
 
     @property
     def models(self) -> str:
@@ -55,7 +58,7 @@ class MethodEntry:
 
 def entry(name: str) -> MethodEntry:
     """The entry of a registered method. Its costs are measured in two short rounds."""
-    kind = REGISTRY[name]
+    kind = find_method(name)
     title, text = docstring(kind)
     costs, plain = measure_costs(kind(**kind.quick), MODEL, SHAPE, CLASSES), fedavg()
     return MethodEntry(
@@ -65,7 +68,8 @@ def entry(name: str) -> MethodEntry:
         reference=kind.paper.reference if kind.paper else "",
         text=text,
         settings={
-            f.name: Setting(f.default, f.metadata["help"], f.metadata["source"]) for f in dataclasses.fields(kind)
+            f.name: Setting(f.default, f.metadata.get("help", ""), f.metadata.get("source", ""))
+            for f in dataclasses.fields(kind)
         },
         down=extra_bytes(costs.down, plain.down),
         up=extra_bytes(costs.up, plain.up),
@@ -75,6 +79,8 @@ def entry(name: str) -> MethodEntry:
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
         public=kind.public,
+        weak_where=dict(kind.weak_where),
+        meant=[f"Meant for {each.words}: {each.why}." for each in kind.meant],
     )
 
 
@@ -117,14 +123,29 @@ def footnote() -> str:
 
 def details(one: MethodEntry) -> list[str]:
     """A method in full, as lines."""
-    lines = [one.title, *([one.reference] if one.reference else []), "", one.summary, "", *one.text.splitlines(), ""]
+    lines = [
+        one.title,
+        *([one.reference] if one.reference else []),
+        "",
+        one.summary,
+        *one.meant,
+        "",
+        *one.text.splitlines(),
+        "",
+    ]
     if one.settings:
         lines.append("Settings:")
     for name, setting in one.settings.items():
-        lines += [f"  {name} = {setting.default!r}   {setting.help}", f"    default: {setting.source}"]
+        lines.append(f"  {name} = {setting.default!r}   {setting.help}".rstrip())
+        lines += [f"    default: {setting.source}"] if setting.source else []
     for group, size in one.keeps.items():
         lines.append(f"A client keeps {group}: {numbers(size).lstrip('+')} bytes.")
-    return lines
+    return lines + weaknesses(one)
+
+
+def weaknesses(one: MethodEntry) -> list[str]:
+    """Where the method is known to end below FedAvg, and why; a line each."""
+    return [f"Known to end below FedAvg ({where}): {why}" for where, why in one.weak_where.items()]
 
 
 def page() -> str:
@@ -144,7 +165,8 @@ def page() -> str:
     ]
     for one in entries:
         lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
-        lines += [one.summary, "", "```", one.text, "```"]
+        lines += [one.summary, *one.meant, "", "```", one.text, "```"]
+        lines += [line for weakness in weaknesses(one) for line in ("", weakness)]
         if one.settings:
             lines += ["", "|setting|default|meaning|source of default|", "|---|---|---|---|"]
         for name, setting in one.settings.items():

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedskew.core.method import Method
 from fedskew.core.settings import UsageError
+from fedskew.experiment.given import method_text
 from fedskew.experiment.run_directory import SavedRun, find_runs, read_run
-from fedskew.methods import REGISTRY
 
 MAY_DIFFER = ("method", "seed")  # settings that may differ between the runs of one group
 
@@ -49,12 +47,3 @@ def grouped(runs: Sequence[SavedRun]) -> list[Group]:
         setting = json.dumps({key: value for key, value in run.settings.items() if key not in MAY_DIFFER})
         by_setting.setdefault(setting, {}).setdefault(method_text(run.experiment.method), []).append(run)
     return [Group(methods) for methods in by_setting.values()]
-
-
-def method_text(method: Method) -> str:
-    """A method's name with the settings that are not its defaults: `fedprox:mu=0.5`."""
-    name = next((known for known, kind in REGISTRY.items() if kind is type(method)), type(method).__name__)
-    fields = {
-        f.name: getattr(method, f.name) for f in dataclasses.fields(method) if getattr(method, f.name) != f.default
-    }
-    return name + (":" + ",".join(f"{key}={value}" for key, value in fields.items()) if fields else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -24,8 +24,14 @@ FACTS = ("data", "split", "model", "rounds", "clients_per_round")  # settings li
 SPENT = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")  # costs in the table of costs
 
 
-def add_section(page: Page, group: Group, *, drift: bool, data_dir: Path | None) -> None:
-    """Append everything about one group. Without its data set, split and drift are left out and the page says so."""
+def add_section(
+    page: Page, group: Group, *, drift: bool, data_dir: Path | None, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Append everything about one group. Without its data set, split and drift are left out and the page says so.
+
+    `say` is called with a line before each step that takes long.
+    """
+    say(f"{group.title}: curves, tables, split")
     page.add(f"<section><h2>{escape(group.title)}</h2>")
     page.add(facts(group))
     page.add("<h3>Accuracy at the end (%)</h3>")
@@ -44,7 +50,7 @@ def add_section(page: Page, group: Group, *, drift: bool, data_dir: Path | None)
     add_maps(page, group, names, setting)
     add_costs(page, group)
     if drift and setting is not None:
-        add_drift(page, group, names, data_dir)
+        add_drift(page, group, names, data_dir, say)
     page.add(how_to_repeat(group))
     page.add("</section>")
 
@@ -75,7 +81,7 @@ def final_table(group: Group) -> str:
         values = [[v for run in done if (v := figure.read(run.result)) is not None] for figure in shown]
         means.append([statistics.mean(v) if v else None for v in values])
         stds = [statistics.stdev(v) if len(v) > 1 else None for v in values]
-        stopped = [str(run.records[-1].round + 1) for run in runs if not run.result]
+        stopped = [str(run.records[-1].number) for run in runs if not run.result]
         state = f"{len(done)}" + (f" (stopped after round {', '.join(stopped)})" if stopped else "")
         rows.append([name, *map(mean_and_std, means[-1], stds), state])
     top = [max((v for v in column if v is not None), default=None) for column in zip(*means, strict=True)]
@@ -183,12 +189,17 @@ def _mean_total(runs: Sequence[SavedRun], key: str) -> float:
     return statistics.mean(sum(round_costs(record)[key] for record in run.records) for run in runs)
 
 
-def add_drift(page: Page, group: Group, names: Sequence[str], data_dir: Path | None) -> None:
+def add_drift(
+    page: Page, group: Group, names: Sequence[str], data_dir: Path | None, say: Callable[[str], None]
+) -> None:
     """Distances of heads, eigenvalue spread and features of the first finished seed of each method."""
     from fedskew.report.drift import drift_of
 
     finished = {n: next(run for run in runs if run.result) for n, runs in group.methods.items() if runs[0].result}
-    drifts = {name: drift_of(run, data_dir) for name, run in finished.items()}
+    drifts = {}
+    for i, (name, run) in enumerate(finished.items()):
+        say(f"{group.title}: drift of {name}, {i + 1} of {len(finished)} (--no-drift leaves it out)")
+        drifts[name] = drift_of(run, data_dir)
     if not drifts:
         return
     page.add("<h3>Drift</h3>")

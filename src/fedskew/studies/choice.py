@@ -16,7 +16,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
 from fedskew.studies.execution import execute
-from fedskew.studies.tune import criterion, goal_of, on_validation
+from fedskew.studies.tune import accuracy_goal, criterion, on_validation
 
 SEED = 1000  # of the split, the initial model and the batches
 
@@ -35,13 +35,15 @@ def choose_rate(
         watch: called with the run and the record of each round that is run now.
         options: how to run (see `Run`).
     """
-    goal = goal_of(experiment.method, None)
+    goal = accuracy_goal(experiment.method.has_global)
     found: dict[float, float] = {}
     for rate in rates:
         trial = on_validation(replace(experiment, training=replace(experiment.training, lr=rate)), SEED)
         outcome = execute(trial, out / f"lr{rate:g}", watch, **options)
         if not outcome.failed and outcome.result is not None and outcome.result.metrics is not None:
-            found[rate] = criterion(outcome.result.metrics, goal)
+            value = criterion(outcome.result.metrics, goal)
+            assert value is not None  # accuracies always are
+            found[rate] = value
     if not found:
         raise UsageError(
             f"{experiment.method_name} diverged with each of the learning rates {', '.join(f'{r:g}' for r in rates)}."

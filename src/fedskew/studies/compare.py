@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fedskew.core.files import write_atomically
-from fedskew.evaluation.figures import ACCURACIES, to_target
+from fedskew.evaluation.figures import ACCURACIES, FIGURES, leading_figure, to_target
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
@@ -55,11 +55,11 @@ def run_methods(
     return runs
 
 
-def summarise(runs: Sequence[Compared], target: float | None) -> list[dict[str, Any]]:
+def summarise(runs: Sequence[Compared], target: float | None, goal: str | None = None) -> list[dict[str, Any]]:
     """One line per method: each figure's mean and standard deviation over seeds, and the mean costs.
 
-    `target` is an accuracy from 0 to 1; None leaves rounds and bytes to target out. Failed runs are counted, not
-    averaged.
+    `goal` is the figure that counts (see `leading_figure`); a line's "goal" is its key. `target` is a value of it, from
+    0 to 1; None leaves rounds and bytes to target out. Failed runs are counted, not averaged.
     """
     lines = []
     for text in dict.fromkeys(run.method for run in runs):
@@ -68,12 +68,15 @@ def summarise(runs: Sequence[Compared], target: float | None) -> list[dict[str, 
         results = [outcome.result for outcome in done if outcome.result is not None]
         line: dict[str, Any] = {"method": text, "seeds": len(done), "failed": len(every) - len(done)}
         line["rounds"] = max((result.rounds for result in results), default=0)
-        for key, figure in ACCURACIES.items():
+        leads = dict.fromkeys(f.key for r in results if (f := leading_figure(r.metrics, goal)) is not None)
+        line["goal"] = next(iter(leads), "")
+        for key in dict.fromkeys([*leads, *ACCURACIES]):
+            figure = FIGURES[key]
             values = [v for result in results if (v := figure.read(result)) is not None]
             line[key] = statistics.mean(values) if values else None
             line[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
         if target is not None:
-            reached = [to_target(outcome.records, target) for outcome in done]
+            reached = [to_target(outcome.records, target, goal) for outcome in done]
             line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
             line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
         line["bytes"] = _mean_or_none([result.bytes_up + result.bytes_down for result in results])
@@ -100,6 +103,7 @@ def write(out: Path, base: Experiment, runs: Sequence[Compared], lines: Sequence
     content = msgspec.json.encode({"settings": settings, "methods": list(lines), "runs": entries})
     write_atomically(out / "compare.json", msgspec.json.format(content, indent=1) + b"\n")
     with (out / "compare.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(lines[0]))
+        columns = dict.fromkeys(key for line in lines for key in line)
+        writer = csv.DictWriter(file, fieldnames=list(columns), restval="")
         writer.writeheader()
         writer.writerows(lines)

@@ -34,8 +34,8 @@ class Outcome:
 def execute(experiment: Experiment, path: Path | None, watch: Watch | None = None, **options: Any) -> Outcome:
     """Run an experiment in the directory `path`: resume it if it was interrupted, read it if it is finished.
 
-    A directory that holds a run with other settings is a `UsageError`. A run that loses its quorum (it diverged, for
-    example) does not raise: the study continues with the others, and `Outcome.failed` says why.
+    A directory that holds a run with other settings is a `UsageError`. A run that diverges or loses its
+    quorum does not raise: the study continues with the others, and `Outcome.failed` says why.
 
     Args:
         experiment: what to run.
@@ -46,7 +46,7 @@ def execute(experiment: Experiment, path: Path | None, watch: Watch | None = Non
     started = path is not None and is_started(path, experiment)
     if path is not None and is_finished(path):
         saved = read_run(path)
-        return Outcome(saved.result, saved.records)
+        return _finished(experiment, saved.result, saved.records)
     run = Run(experiment, out=path, resume=started, **options)
     try:
         for record in run:
@@ -54,7 +54,13 @@ def execute(experiment: Experiment, path: Path | None, watch: Watch | None = Non
                 watch(run, record)
     except QuorumLost as lost:
         return Outcome(result_of(experiment, run.records) if run.records else None, run.records, failed=str(lost))
-    return Outcome(run.result, run.records)
+    return _finished(experiment, run.result, run.records)
+
+
+def _finished(experiment: Experiment, result: Result | None, records: list[Record]) -> Outcome:
+    """The outcome of a finished run; one that was stopped because it diverged has failed."""
+    stopped = result is not None and experiment.on_divergence == "stop"
+    return Outcome(result, records, failed=result.diverged if stopped and result is not None else "")
 
 
 def is_started(path: Path, experiment: Experiment) -> bool:

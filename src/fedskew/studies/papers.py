@@ -66,7 +66,7 @@ def cell_of(run: Path, *, name: str, command: str, commit: str, cpu: str) -> Cel
         raise UsageError(f"{run} is not finished: `fedskew run --resume {run}` finishes it.")
     evaluated = [record for record in saved.records if record.metrics is not None]
     curves = {
-        key: [(r.round + 1, round(100 * value, 3)) for r in evaluated if (value := FIGURES[key].read(r)) is not None]
+        key: [(r.number, round(100 * value, 3)) for r in evaluated if (value := FIGURES[key].read(r)) is not None]
         for key in ACCURACIES
     }
     last = evaluated[-1].metrics

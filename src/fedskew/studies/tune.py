@@ -15,18 +15,19 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fedskew.core.files import write_atomically
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError, library, parse, unknown
+from fedskew.evaluation.figures import check_goal, goal_figure, headline
 from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.studies.execution import execute, file_name
 
 Range = tuple[float, float]
-Goal = Literal["global", "personal"]
 VALIDATION = 0.2  # of each client's samples, where the experiment keeps none
+WORST = 1e6  # stands for a diverged run where the goal is to be minimised
 REACH = 10.0  # the learning rate is searched from the experiment's divided by this to it times this
 
 
@@ -78,7 +79,9 @@ class Search:
     budget: int  # trials of each method
     seeds: tuple[int, ...]
     out: Path
-    goal: Goal | None = None  # None: the global model if the method has one, else the personal models
+    # what is tuned: "global" or "personal" accuracy, or a figure such as "f1". None: the global model if the method
+    # has one, else the personal models; balanced accuracy where the validation samples are not balanced
+    goal: str | None = None
     ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)  # the user's, by `lr` or `<method>.<field>`
 
     def spaces(self) -> dict[str, dict[str, Range]]:
@@ -108,21 +111,37 @@ def on_validation(experiment: Experiment, seed: int) -> Experiment:
     return replace(experiment, holdout=holdout, evaluation=evaluation, seed=seed)
 
 
-def criterion(metrics: Metrics, goal: Goal) -> float:
-    """What is maximised: the global model's accuracy over all validation samples, or the personal models' mean."""
+def criterion(metrics: Metrics, goal: str | None) -> float | None:
+    """What is maximised, over the validation samples of all clients; None if the run has no such figure.
+
+    "global" is the global model's accuracy over all samples, "personal" the mean of the personal models' accuracies.
+    None is one of these (see `accuracy_goal`) if the samples are balanced, else the balanced accuracy. Any other goal
+    is a figure (see `leading_figure`), negative where lower is better.
+    """
     clients = metrics.clients
     assert clients is not None  # every client has validation samples
+    if goal is None:
+        shared = clients.global_ is not None
+        goal = "balanced" if (clients.global_ or clients.personal).balanced is False else accuracy_goal(shared)
     if goal == "personal":
         return clients.personal.mean
-    assert clients.global_ is not None  # see `goal_of`
-    return clients.global_.weighted
+    if goal == "global":
+        assert clients.global_ is not None  # see `check_goal_of`
+        return clients.global_.weighted
+    value = headline(metrics, goal)
+    return -value if value is not None and goal_figure(goal).better == "lower" else value
 
 
-def goal_of(method: Method, wanted: Goal | None) -> Goal:
-    """Which model is tuned: `wanted`, or if that is None the global model where the method has one."""
-    if wanted == "global" and not method.has_global:
+def accuracy_goal(has_global: bool) -> str:
+    """The goal of accuracy: the global model where a method has one, else the personal models."""
+    return "global" if has_global else "personal"
+
+
+def check_goal_of(method: Method, goal: str | None) -> None:
+    """Raise `UsageError` if the goal is a figure that this method does not have."""
+    check_goal(goal)
+    if goal == "global" and not method.has_global:
         raise UsageError(f"{type(method).__name__} has no global model; tune it with --goal personal.")
-    return wanted or ("global" if method.has_global else "personal")
 
 
 Watch = Callable[[str, int, float], None]  # (method, number of the trial, its value), called after each trial
@@ -136,7 +155,8 @@ def search(plan: Search, watch: Watch, **options: Any) -> list[dict[str, Any]]:
     optuna = library("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = plan.spaces()
-    goals = {text: goal_of(method_of(text), plan.goal) for text in plan.methods}
+    for text in plan.methods:
+        check_goal_of(method_of(text), plan.goal)
     plan.out.mkdir(parents=True, exist_ok=True)
     lines = []
     for text in plan.methods:
@@ -146,7 +166,7 @@ def search(plan: Search, watch: Watch, **options: Any) -> list[dict[str, Any]]:
             study.sampler = optuna.samplers.TPESampler(seed=1000 * plan.base.seed + number)
             trial = study.ask()
             values = {key: trial.suggest_float(key, *span, log=True) for key, span in spaces[text].items()}
-            value = _evaluated(plan, text, values, goals[text], options)
+            value = _evaluated(plan, text, values, options)
             study.tell(trial, value)
             watch(text, number, value)
         lines.append(_line(plan, text, study))
@@ -157,7 +177,8 @@ def search(plan: Search, watch: Watch, **options: Any) -> list[dict[str, Any]]:
 
 def _study(optuna: Any, plan: Search, text: str, spans: Mapping[str, Range]) -> Any:
     """Optuna's study of one method, new or resumed. Refuses to resume a study with other settings."""
-    settings = json.dumps([plan.trial(text, {"lr": 1.0}, 0).as_dict(), spans, plan.seeds], sort_keys=True)
+    goal = [plan.goal] if plan.goal not in (None, "global", "personal") else []
+    settings = json.dumps([plan.trial(text, {"lr": 1.0}, 0).as_dict(), spans, plan.seeds, *goal], sort_keys=True)
     mark = hashlib.sha256(settings.encode()).hexdigest()
     storage = f"sqlite:///{plan.out / 'study.db'}"
     study = optuna.create_study(study_name=text, storage=storage, direction="maximize", load_if_exists=True)
@@ -185,14 +206,18 @@ def _left(optuna: Any, study: Any, budget: int) -> Iterator[int]:
     return iter(range(done + 1, budget + 1))
 
 
-def _evaluated(plan: Search, text: str, values: Mapping[str, float], goal: Goal, options: Mapping[str, Any]) -> float:
-    """A trial's value: the mean over seeds of what is maximised, 0 if a run diverges. The trial counts either way."""
+def _evaluated(plan: Search, text: str, values: Mapping[str, float], options: Mapping[str, Any]) -> float:
+    """A trial's value: the mean over seeds of what is maximised, the worst if a run diverges. The trial counts."""
+    worst = 0.0 if plan.goal is None or goal_figure(plan.goal).better == "higher" else -WORST
     found = []
     for seed in plan.seeds:
         outcome = execute(plan.trial(text, values, seed), None, **options)
         if outcome.failed or outcome.result is None or outcome.result.metrics is None:
-            return 0.0
-        found.append(criterion(outcome.result.metrics, goal))
+            return worst
+        value = criterion(outcome.result.metrics, plan.goal)
+        if value is None:
+            raise UsageError(f"--goal {plan.goal} cannot be tuned: on validation data {text} has no such figure.")
+        found.append(value if math.isfinite(value) else worst)
     return statistics.mean(found)
 
 
@@ -200,7 +225,8 @@ def _line(plan: Search, text: str, study: Any) -> dict[str, Any]:
     """Write a method's best values to its file; the summary of its trials."""
     best = study.best_trial
     path = plan.out / f"{file_name(text)}.toml"
-    head = f"# {text}: the best of {plan.budget} trials of fedskew tune, accuracy {best.value:.4f} on validation data\n"
+    what = f"{plan.goal or 'accuracy'} {abs(best.value):.4f}"
+    head = f"# {text}: the best of {plan.budget} trials of fedskew tune, {what} on validation data\n"
     write_atomically(path, (head + plan.chosen(text, best.params).to_toml()).encode())
     trials = [{"values": t.params, "accuracy": t.value} for t in study.trials if t.value is not None]
     return {"method": text, "accuracy": best.value, "values": best.params, "file": str(path), "trials": trials}

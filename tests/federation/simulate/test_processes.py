@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedskew.core.files import PREFIX
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError
+from fedskew.evaluation.scores import SMALL, ClientScore, score_of
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
 from fedskew.federation.simulate.jobs import Job
@@ -24,7 +26,7 @@ from fedskew.federation.simulate.processes import Worker, Workers
 from fedskew.federation.simulate.shared_memory import SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.simulate.window import Window
-from fedskew.federation.simulate.worker import unpack
+from fedskew.federation.simulate.worker import pack, plain_result, read_result, unpack
 from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
 from helpers.processes import alive, leftovers, train
@@ -167,3 +169,16 @@ def test_workers_of_a_killed_parent_end_and_tidy_up(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not leftovers(parent)
     assert not any(alive(pid) for pid in pids)
+
+
+def test_workers_send_predictions_and_counts_as_they_are() -> None:
+    """Few scores travel as predictions, many as counts; a client that uses the server's model sends it once."""
+    rng = torch.Generator().manual_seed(0)
+    for n in (5, SMALL):
+        one = score_of(torch.randn(n, 2, generator=rng), torch.randint(2, (n,), generator=rng), 2)
+        for score in (ClientScore(3, one, one, True), ClientScore(3, None, one, False)):
+            found = read_result("ClientScore", unpack(pack(plain_result(score))))
+            assert found == score
+            assert isinstance(found, ClientScore)
+            assert found.personal.counts == one.counts
+            assert (found.shared is found.personal) == (score.shared is score.personal)

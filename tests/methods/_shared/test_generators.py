@@ -21,19 +21,15 @@ from fedskew.methods._shared.generators import (
     anchoring,
     convolutional,
     distance_cross_entropy,
-    endless_batches,
     fully_connected,
     generator_from,
-    input_shape,
     nearest_is_own,
     new_generator,
-    new_seed,
     scaled_distances,
-    standardise,
     values_of,
-    virtual_labels,
     virtual_set,
 )
+from fedskew.methods._shared.virtual import endless_batches, input_shape, new_seed, standardise, virtual_labels
 
 DIGITS = (1, 8, 8)
 VIRTUAL = tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]).double()  # P'

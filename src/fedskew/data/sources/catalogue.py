@@ -31,9 +31,10 @@ class Source:
     owners: whether the set must say who made each sample.
     find: looks in the data folder for forms other than <name>.npz.
     form: those forms in words, for the error message.
+    table: the query of a table that ships with the package as <name>.csv; "" for images.
     """
 
-    size: tuple[int, int, int]
+    size: tuple[int, ...]
     labels: tuple[str, ...]
     train: tuple[int, ...] = ()
     test: tuple[int, ...] = ()
@@ -42,6 +43,7 @@ class Source:
     owners: bool = False
     find: Find = _nothing
     form: str = ""
+    table: str = ""
 
 
 def _digits(folder: Path) -> Found:
@@ -121,6 +123,14 @@ SOURCES: dict[str, Source] = {
         train=(142, 146, 141, 147, 145, 146, 145, 143, 138, 144),
         test=(36,) * 10,
         find=_digits,
+    ),
+    "heart": Source(  # CC BY 4.0, see heart.NOTICE
+        size=(13,),
+        labels=("healthy", "disease"),
+        train=(329, 407),
+        test=(82, 102),
+        owners=True,
+        table="label=disease&owner=hospital&categorical=cp,restecg,slope,thal",
     ),
     "mnist": MNIST,
     "mnist-writers": Source(MNIST.size, MNIST.labels, MNIST.train, MNIST.test, MNIST.mean, MNIST.std, owners=True),

@@ -38,10 +38,16 @@ def reading(path: Path | str) -> Iterator[None]:
         raise UsageError(f"{path} cannot be used: {problem}.") from error
 
 
-def read_npz(path: Path) -> Arrays:
-    """The arrays of an .npz. Images that are stored uncompressed are memory-mapped, copy on write."""
+def read_npz(path: Path, *, strict: bool = False) -> Arrays:
+    """The arrays of an .npz. Images that are stored uncompressed are memory-mapped, copy on write.
+
+    `strict` refuses arrays of other names, which may be misspelt; otherwise they are not read.
+    """
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        others = [name for name in members if name not in KEYS]
+        if strict and others and "x_train" in members:
+            raise ValueError(f"it has {others[0]}, expected only {', '.join(KEYS)}")
         arrays = {key: _member(path, archive, members[key]) for key in KEYS if key in members}
         check_arrays(arrays, found=list(members))
     return arrays

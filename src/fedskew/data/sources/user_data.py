@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -22,12 +22,14 @@ from fedskew.core.settings import UsageError, build
 from fedskew.data.dataset import (
     Array,
     Arrays,
+    Column,
     DataSet,
     as_images,
     holdout_mask,
     moments,
     one_in,
     owner_codes,
+    owner_names,
     split_off_test,
 )
 from fedskew.data.sources.csv import Columns, read_table
@@ -52,39 +54,43 @@ class NoOptions:
 
 def is_path(text: str) -> bool:
     """Whether `text` is a path rather than the name of a data set."""
-    path, _ = _path_and_options(text)
+    path, _ = path_and_options(text)
     return any(mark in text for mark in (os.sep, "/")) or path.suffix in (".npz", *TABLES) or path.exists()
 
 
-def _path_and_options(text: str) -> tuple[Path, dict[str, str]]:
+def path_and_options(text: str) -> tuple[Path, dict[str, str]]:
+    """`images/?size=32` as (images/, {"size": "32"})."""
     path, _, query = text.partition("?")
     return Path(path).expanduser(), dict(parse_qsl(query, keep_blank_values=True))
 
 
 def load_path(text: str) -> DataSet:
     """The data set at a path, which is a folder of images, an .npz or a .csv; options follow after "?"."""
-    path, options = _path_and_options(text)
+    path, options = path_and_options(text)
     if path.is_dir():
         return _load_images(path, build(ImageFolder, options, str(path)))
     if not path.exists():
         raise UsageError(f"{path} does not exist: expected a folder of images, an .npz or a .csv file.")
     if path.suffix == ".npz":
         build(NoOptions, options, str(path))
-        return from_arrays(path.stem, path, read_npz(path))
+        return from_arrays(path.stem, path, read_npz(path, strict=True))
     if path.suffix in TABLES:
-        return from_arrays(path.stem, path, read_table(path, build(Columns, options, str(path))))
+        arrays, columns = read_table(path, build(Columns, options, str(path)))
+        return from_arrays(path.stem, path, arrays, columns)
     raise UsageError(f"{path} is invalid as data: expected a folder of images, an .npz or a .csv file.")
 
 
-def from_arrays(name: str, where: Path | str, arrays: Arrays) -> DataSet:
+def from_arrays(name: str, where: Path | str, arrays: Arrays, columns: tuple[Column, ...] = ()) -> DataSet:
     """A data set from arrays x_train, y_train and, optionally, x_test, y_test, u_train, u_test.
 
     where: the file or data set that error messages name.
+    columns: of a table.
     Labels and owners may be integers or text. Without a test part, a fifth of each class becomes one.
     """
     with reading(where):
         check_arrays(arrays, list(arrays))
-        arrays = arrays | {key: _samples(key, arrays[key]) for key in ("x_train", "x_test") if key in arrays}
+        if not columns:
+            arrays = arrays | {key: _samples(key, arrays[key]) for key in ("x_train", "x_test") if key in arrays}
         if "x_test" not in arrays:
             arrays = split_off_test(arrays, holdout_mask(arrays["y_train"], one_in(5)))
         x_train, x_test = arrays["x_train"], arrays["x_test"]
@@ -96,12 +102,16 @@ def from_arrays(name: str, where: Path | str, arrays: Arrays) -> DataSet:
             raise ValueError(f"all training samples are of one class, {names[0]}, expected two or more")
     labels = () if names == list(range(len(names))) else tuple(map(str, names))
     mean, std = moments(x_train) if x_train.dtype == np.uint8 else ((), ())
-    return DataSet(name, x_train, y_train, x_test, y_test, len(names), *owner_codes(arrays), mean, std, labels)
+    owners = owner_codes(arrays)
+    data = DataSet(name, x_train, y_train, x_test, y_test, len(names), *owners, mean, std, labels, columns)
+    return replace(data, owners=owner_names(arrays))
 
 
 def _samples(key: str, x: Array) -> Array:
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         return as_images(x)
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 1 and x.ndim in (3, 4):
+        raise ValueError(f"{key} is {x.dtype}, expected images as uint8 (0 to 255), or numbers as float32")
     x = x.astype(np.float32)
     if not np.isfinite(x).all():
         raise ValueError(f"{key} has values that are missing or infinite, expected finite numbers")
@@ -130,7 +140,7 @@ def _load_images(folder: Path, options: ImageFolder) -> DataSet:
     mode = _common_mode([path for part in files.values() for path, _ in part], options.size, folder)
     arrays: Arrays = {}
     for part, pairs in files.items():
-        arrays[f"x_{part}"] = np.stack([_pixels(path, mode, options.size) for path, _ in pairs])
+        arrays[f"x_{part}"] = np.stack([pixels_of(path, mode, options.size) for path, _ in pairs])
         arrays[f"y_{part}"] = np.array([label for _, label in pairs])
     return from_arrays(folder.resolve().name, folder, arrays)
 
@@ -169,7 +179,8 @@ def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     return "L" if modes <= {"L", "1"} else "RGB"
 
 
-def _pixels(path: Path, mode: str, size: int | None) -> Array:
+def pixels_of(path: Path, mode: str, size: int | None) -> Array:
+    """The pixels of an image in a PIL mode, resized to size x size; None leaves its size."""
     with reading(path), Image.open(path) as stored:
         image = stored.convert(mode)
         if size is not None and image.size != (size, size):

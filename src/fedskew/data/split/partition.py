@@ -18,6 +18,9 @@ class Partition:
     public: the server's public set D0, balanced and on no client; often empty.
     noise: standard deviation of each client's input noise; None: no noise.
     rotation: each client's turn of its inputs, in degrees; None: no rotation.
+    colour: each client's colour cast, from -1 to 1; None: no cast.
+    resolution: by how much each client's images are coarser; None: not at all.
+    concept: how far each client's labels are shifted, modulo the number of classes; None: not at all.
     notes: what the user should know, such as how many samples are left over.
     """
 
@@ -25,7 +28,16 @@ class Partition:
     public: IntArray
     noise: tuple[float, ...] | None = None
     rotation: tuple[float, ...] | None = None
+    colour: tuple[float, ...] | None = None
+    resolution: tuple[int, ...] | None = None
+    concept: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def features_differ(self) -> bool:
+        """Whether the same sample would look or be called different at another client."""
+        skews = (self.noise, self.rotation, self.colour, self.resolution, self.concept)
+        return any(skew is not None for skew in skews)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.distance import jensenshannon
 
 from fedskew.data.split.allotment import FloatArray, IntArray
 from fedskew.data.split.partition import Partition
@@ -24,7 +25,25 @@ class Skew:
     mean_entropy: float
     mean_distance: float
     gini: float  # of the sizes: 0 all equal, towards 1 one client has everything
-    imbalance: float  # largest over smallest class, of the classes that have samples
+    imbalance: float  # imbalance factor: largest over smallest class, of the classes that have samples
+    # means over clients that have samples; the distances are between a client's label mix and the global mix
+    mean_hellinger: float  # Hellinger distance: 0 alike, 1 disjoint
+    mean_jensen_shannon: float  # Jensen-Shannon distance to base 2 (the root of the divergence): 0 alike, 1 disjoint
+    mean_effective: float  # effective classes, exp(entropy): 1 is one class, C equal classes
+    empty: float  # share of (client, class) cells without a sample, of the classes that have samples
+
+    def summary(self) -> dict[str, float]:
+        """The figures of the whole partition, by the names that results and reports use."""
+        return {
+            "clients": len(self.sizes),
+            "total_variation": self.mean_distance,
+            "hellinger": self.mean_hellinger,
+            "jensen_shannon": self.mean_jensen_shannon,
+            "empty_cells": self.empty,
+            "effective_classes": self.mean_effective,
+            "size_gini": self.gini,
+            "imbalance_factor": self.imbalance,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for JSON."""
@@ -57,6 +76,8 @@ def skew(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) 
     mix = table / np.maximum(sizes, 1)[:, None]
     entropy = -(mix * np.log(np.where(mix > 0, mix, 1))).sum(axis=1)
     distance = np.abs(mix - totals / totals.sum()).sum(axis=1) / 2
+    kept, overall = mix[sizes > 0], totals / totals.sum()
+    hellinger = np.linalg.norm(np.sqrt(kept) - np.sqrt(overall), axis=1) / np.sqrt(2)
     return Skew(
         table=table,
         sizes=sizes,
@@ -67,6 +88,10 @@ def skew(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) 
         mean_distance=float(distance.mean()),
         gini=gini_coefficient(sizes),
         imbalance=float(totals.max() / totals[totals > 0].min()),
+        mean_hellinger=float(hellinger.mean()),
+        mean_jensen_shannon=float(jensenshannon(kept, overall[None], base=2, axis=1).mean()),
+        mean_effective=float(np.exp(entropy[sizes > 0]).mean()),
+        empty=float((table[:, totals > 0] == 0).mean()),
     )
 
 
@@ -75,3 +100,31 @@ def gini_coefficient(sizes: IntArray) -> float:
     N = len(sizes)
     weights = 2 * np.arange(1, N + 1) - N - 1
     return float((weights * np.sort(sizes)).sum() / (N * sizes.sum()))
+
+
+def feature_skew(features: FloatArray, y: IntArray, clients: IntArray) -> float | None:
+    """How much samples of one class differ between clients: the share of their variance that lies between clients.
+
+    Features [n, d] of samples with labels y [n] at clients [n]. 0: a class looks the same at every client; 1: all its
+    samples at one client are alike, but other clients' differ. The share is adjusted for the number of (client, class)
+    cells, as the adjusted R^2 is, so that samples dealt at random give 0 on average. None if it cannot be computed.
+
+    >>> x = np.array([[0.0], [0.0], [9.0], [9.0]])
+    >>> feature_skew(x, np.array([0, 0, 0, 0]), np.array([0, 0, 1, 1]))
+    1.0
+    """
+    cells, cell = np.unique(np.stack([y, clients]), axis=1, return_inverse=True)
+    classes, label = np.unique(y, return_inverse=True)
+    within, total = (_squares(features, groups.ravel()) for groups in (cell, label))
+    free = len(y) - cells.shape[1]
+    if free < 1 or total <= 0:
+        return None
+    return float(max(0.0, 1 - (within / free) / (total / (len(y) - len(classes)))))
+
+
+def _squares(features: FloatArray, groups: IntArray) -> float:
+    """Sum of squared distances to the mean of each sample's group."""
+    counts = np.bincount(groups)
+    means = np.zeros((len(counts), features.shape[1]))
+    np.add.at(means, groups, features)
+    return float(np.square(features - (means / counts[:, None])[groups]).sum())

@@ -16,30 +16,20 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .frames import Header, Pipe, as_records, from_records
+from .access import declared_size, ids_of
+from .frames import Header, Pipe, as_records, body_record, from_records
+from .keys import inspect
+from .signing import Signing
+from .verdicts import Away, Busy, Refused, TooLarge, Unknown, Withdrawn, verdict
 
 HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
-POLL, SLOWEST_POLL = 0.1, 1.0  # seconds between polls for a message: after one, and a minute later
+QUICKEST = 0.5  # seconds between requests for messages: the server answers them when there is one, or after 15 s
+LARGEST = 8 << 30  # bytes of a message from the server
+MOST_PIECES = 2000  # objects of a message
 LONGEST_PAUSE = 10.0  # seconds between attempts to reach the server
 PUSH_ATTEMPTS = 5  # to push the pieces of a reply
 
 T = TypeVar("T")
-
-
-class Refused(Exception):
-    """The server refuses this site. Retrying would not help."""
-
-
-class TooLarge(Exception):
-    """The reply is larger than the server accepts."""
-
-
-class Away(Exception):
-    """The server cannot be reached at the moment; retry."""
-
-
-class Unknown(Exception):
-    """The server does not know this node any more; join again."""
 
 
 class Carrier:
@@ -66,7 +56,7 @@ class Carrier:
             self.config["server"],
             insecure,
             None if insecure else self.config["ca"].encode(),
-            [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing],
+            [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing, Signing(private)],
         )
 
     def call_with_retry(self, call: Callable[[Any], T], request: Any) -> T:
@@ -78,7 +68,8 @@ class Carrier:
                 self.last_note = ""
                 return answer
             except Away as away:
-                self.note(f"{away}; retrying")
+                if not isinstance(away, Busy):
+                    self.note(f"{away}; retrying")
                 time.sleep(pause * random.uniform(0.8, 1.2))
                 pause = min(LONGEST_PAUSE, pause * 1.5)
 
@@ -89,7 +80,7 @@ class Carrier:
         try:
             return call(request)
         except httpx.HTTPStatusError as error:
-            raise self._verdict(error.response) from None
+            raise verdict(error.response, self.node is not None) from None
         except httpx.TransportError as error:
             text = str(error)
             if "CERTIFICATE_VERIFY_FAILED" in text:
@@ -100,24 +91,6 @@ class Carrier:
             plain = self.config["insecure"] and "disconnected" in text
             hint = "; if it uses TLS, join without --insecure" if plain else ""
             raise Away(f"cannot reach {self.config['server']} ({text}){hint}") from None
-
-    def _verdict(self, response: Any) -> Exception:
-        """The exception for an HTTP error; see Gate.refusal for the reasons."""
-        try:
-            why = response.json().get("refused", "")
-        except (ValueError, AttributeError):
-            why = ""
-        if self.node is not None and (response.status_code in (401, 412) or why.startswith("key")):
-            return Unknown("the server was restarted")  # and registered its sites again
-        if why.startswith("size"):
-            return TooLarge(why)
-        if why:
-            return Refused(f"the server refuses this site: {why}")
-        if response.status_code == 412:
-            return Away("the server still regards this site as online, for up to a minute")
-        if response.status_code == 401:
-            return Refused("the server refuses this site: its signature is not valid")
-        return Away(f"the server answered {response.status_code} ({response.text[:200]})")
 
     # joining
 
@@ -131,7 +104,8 @@ class Carrier:
             self.call_with_retry(self._register, RegisterNodeFleetRequest(public_key=self.public))
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT)
         self.node = Node(node_id=self.call_with_retry(self.client.ActivateNode, request).node_id)
-        self.pipe.send({"event": "joined"})
+        until = "" if self.config["insecure"] else inspect(self.config["ca"].encode())["until"]
+        self.pipe.send({"event": "joined", "until": until})
 
     def _register(self, request: Any) -> None:
         import httpx
@@ -175,17 +149,18 @@ class Carrier:
         """Handle messages, one at a time, forever; `leave` ends the process."""
         from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-        quiet = time.monotonic()
         while True:
             try:
                 if self.node is None:
                     self.join()
+                asked = time.monotonic()
                 response = self.call_with_retry(self.client.PullMessages, PullMessagesRequest(node=self.node))
                 if response.messages_list:
                     self.handle(response.messages_list[0], response.message_object_trees[0])
-                    quiet = time.monotonic()
                 else:
-                    time.sleep(min(SLOWEST_POLL, max(POLL, (time.monotonic() - quiet) / 60)))
+                    time.sleep(max(0.0, asked + QUICKEST - time.monotonic()))
+            except Withdrawn as withdrawn:
+                self.note(f"a message or its reply was dropped ({withdrawn})")
             except Unknown as unknown:
                 self.note(f"{unknown}; joining again")
                 self.node = None
@@ -199,10 +174,17 @@ class Carrier:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
         message = message_from_proto(proto)
-        header, blob = from_records(self.fetch(message, tree))
-        self.pipe.send({"event": "request", "header": header}, blob)
         began = time.monotonic()
-        header, blob = self.answers.get()
+        try:
+            header, blob = from_records(self.fetch(message, tree))
+        except (Withdrawn, Unknown, Refused):
+            raise
+        except Exception as error:  # a server may send anything
+            self.note(f"the server sent a message that cannot be read ({type(error).__name__}: {str(error)[:200]})")
+            header, blob = {"lost": f"cannot read the message ({type(error).__name__})"}, b""
+        else:
+            self.pipe.send({"event": "request", "header": header}, blob)
+            header, blob = self.answers.get()
         try:
             self.deliver(message, header, blob, seconds=time.monotonic() - began)
         except TooLarge as size:
@@ -213,23 +195,25 @@ class Carrier:
         self.call_with_retry(self.client.ConfirmMessageReceived, request)
 
     def fetch(self, message: Any, tree: Any) -> Any:
-        """Download the content of a message, which Flower stores in pieces."""
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-        from flwr.supercore.inflatable.inflatable_utils import (
-            ObjectPullError,
-            inflate_object_from_contents,
-            pull_objects,
-        )
+        """Download the content of a message, which Flower stores in pieces. Its size is checked before it is built."""
+        from flwr.proto.message_pb2 import PullObjectRequest
+        from flwr.supercore.inflatable.inflatable_object import get_object_id
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-        names = [piece.object_id for piece in iterate_object_tree(tree)]
-        pull = make_pull_object_fn_protobuf(
-            lambda request: self.call_with_retry(self.client.PullObject, request), self.node, message.metadata.run_id
-        )
-        try:
-            pieces = pull_objects(names, pull, max_time=600)
-        except ObjectPullError as error:
-            raise Unknown(f"a message was withdrawn ({error})") from None
+        run, names = message.metadata.run_id, list(ids_of(tree, MOST_PIECES))
+        if len(names) > MOST_PIECES:
+            raise ValueError(f"it has more than {MOST_PIECES} pieces")
+        pieces: dict[str, bytes] = {}
+        for name in names:
+            request = PullObjectRequest(node=self.node, run_id=run, object_id=name)
+            piece = self.call_with_retry(self.client.PullObject, request).object_content
+            if get_object_id(piece) != name:
+                raise ValueError("a piece is not the one that was announced")
+            pieces[name] = piece
+            if sum(map(len, pieces.values())) > LARGEST:
+                raise ValueError(f"it has more than {LARGEST} bytes")
+        if declared_size(pieces) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST} bytes")
         return inflate_object_from_contents(message.metadata.message_id, pieces).content
 
     def deliver(self, message: Any, header: Header, blob: bytes, *, seconds: float) -> None:
@@ -242,7 +226,7 @@ class Carrier:
         from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
         from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, push_objects
 
-        reply = Message(as_records(header, blob), reply_to=message)
+        reply = Message(as_records(header, body_record(blob)), reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         objects = get_all_nested_objects(reply)
         request = PushMessagesRequest(

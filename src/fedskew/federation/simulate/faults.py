@@ -4,8 +4,9 @@
     straggle   it answers too late                     shape      its update has a wrong shape
     raise      its training raises an error            die        its process is killed
 
-Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`. Whether a fault occurs is a random draw
-seeded with (seed, client, round), so it does not depend on the number of workers.
+Text form: `nan:rate=0.1`, `die:client=3,round=2`, several joined by `+`; clients and rounds are counted from 0.
+Whether a fault occurs is a random draw seeded with (seed, client, round), so it does not depend on the number of
+workers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Fault:
     kind: Kind
     rate: Annotated[float, Meta(ge=0, le=1)] = 1.0  # probability for each client and round
     client: int | None = None  # None: any client
-    round: int | None = None  # counted from 0; None: any round
+    round: int | None = None  # counted from 0, so one less than on the screen; None: any round
 
     def occurs(self, seed: int, client: int, round: int) -> bool:
         """Whether this fault occurs at this client in this round of a run with this seed."""

@@ -28,19 +28,19 @@ class Job:
     that of the first of `clients`.
     """
 
-    kind: Literal["train", "evaluate_client", "evaluate_together", "evaluate_global"]
+    kind: Literal["train", "evaluate_client", "validate_client", "evaluate_together", "evaluate_global"]
     round: int
     stage: str
     item: int
     weight: int = 0  # how much work it is, in samples; large jobs start first
-    trained: bool = False  # for evaluate_client: whether this client ever trained
+    trained: bool = False  # for evaluate_client and validate_client: whether this client ever trained
     fault: Kind | None = None  # a fault to simulate; None: none
     clients: tuple[int, ...] = ()  # for evaluate_together: the clients
 
     @property
     def needs_state(self) -> bool:
         """Whether the job needs the client's state."""
-        return self.kind in ("train", "evaluate_client")
+        return self.kind in ("train", "evaluate_client", "validate_client")
 
 
 class Lost(NamedTuple):
@@ -70,8 +70,11 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
     try:
         if job.kind == "evaluate_together":
             return world.evaluate_together(job.clients, job.round, broadcast)
-        if job.kind == "evaluate_client":
-            return world.evaluate_client(job.item, job.round, broadcast, decode_state(state), job.trained)
+        if job.kind in ("evaluate_client", "validate_client"):
+            validation = job.kind == "validate_client"
+            return world.evaluate_client(
+                job.item, job.round, broadcast, decode_state(state), job.trained, validation=validation
+            )
         if job.fault == "raise":
             raise RuntimeError("a simulated fault")
         done = world.train_client(job.item, job.round, job.stage, broadcast, decode_state(state))

@@ -10,10 +10,13 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import selectors
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -38,6 +41,23 @@ from fedskew.federation.world import World
 DEPTH = 6  # jobs a worker holds at a time: one running, the others waiting in its pipe
 MAX_NAP = 0.05  # seconds: the longest pause that lets results of small clients accumulate
 MAX_FAILED_STARTS = 3  # worker processes in a row that may die before they are ready
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Hold back Ctrl-C; processes started inside ignore it from their first moment.
+
+    A terminal sends it to the workers, too, and each that is still importing would print a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # not on Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it unblocks signals when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
@@ -86,7 +106,8 @@ class Workers:
         arguments = (theirs, self.empty_world, self.folder, number)
         process = context.Process(target=serve, args=arguments, daemon=True, name=f"fedskew-{number}")
         try:
-            process.start()
+            with without_interrupts():
+                process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
                 f"the method or the model cannot be sent to worker processes ({error}): "

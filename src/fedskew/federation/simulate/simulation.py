@@ -134,19 +134,29 @@ class Simulation:
         jobs += self._jobs_of(together, sizes, round)
         tested = sorted(set(tested) - set(together))
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
-        self.summary = Summary(self.newcomers)
+        self.summary = self._summary(jobs, broadcast)
+        return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
+
+    def validate(self, round: int, broadcast: Payload) -> Metrics:
+        """Evaluate the model on the validation samples of the clients that train; the test samples are not touched."""
+        sizes = self.world.validation.sizes()
+        members = [c for c in self.evaluated if sizes[c] and c not in self.newcomers]
+        jobs = [Job("validate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in members]
+        return self._summary(jobs, broadcast).metrics(len(self.evaluated) < self.population, {})
+
+    def _summary(self, jobs: Sequence[Job], broadcast: Payload) -> Summary:
+        summary = Summary(self.newcomers)
         for job, result in zip(jobs, self._map(jobs, broadcast), strict=True):
             if isinstance(result, Score):
-                self.summary.add_test(result)
+                summary.add_test(result)
             elif isinstance(result, ClientScore):
-                self.summary.add(result)
+                summary.add(result)
             elif isinstance(result, Together):
                 for client, score in zip(job.clients, result.scores(), strict=True):
-                    self.summary.add(ClientScore(client, score, score, fallback=client not in self.store))
+                    summary.add(ClientScore(client, score, score, fallback=client not in self.store))
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
-        sampled = len(self.evaluated) < self.population
-        return self.summary.metrics(sampled, self.groups)
+        return summary
 
     def _uses_shared_model(self, client: int) -> bool:
         """Whether a client uses the server's model as it is; found out once for each version of its state."""

@@ -1,12 +1,11 @@
 """Label-conditional generators: their layers, the losses that tie them to prototypes, and the virtual sets they make.
 
-A virtual set is ordered by class, so its labels follow from its length. The generator makes it in evaluation mode from
-a seed: every site that has both makes the same bits.
+The generator makes a virtual set in evaluation mode from a seed: every site that has both makes the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from math import prod
 from typing import Literal
@@ -16,17 +15,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from fedskew.core.net import Shape, image_shape
-from fedskew.core.samples import Data
 from fedskew.core.seeding import seeded
 from fedskew.core.site import copied
 from fedskew.core.tensors import Tensors
+from fedskew.methods._shared.virtual import new_seed, virtual_labels
 
 GENERATOR = "generator"  # group of the payload
 NOISE = 512  # inputs of the image generators
 WIDTHS = (128, 256, 512, 1024)
 CHANNELS = (32, 16)
 Distance = Literal["squared", "norm"]
-SEEDS = 1 << 32  # `seeded` keeps all bits of smaller numbers
 
 
 class Generator(nn.Module):
@@ -89,19 +87,9 @@ def generator_from(make: Callable[[], Generator], values: Tensors) -> Generator:
     return generator
 
 
-def new_seed(rng: torch.Generator) -> int:
-    """A random seed below 2^32."""
-    return int(torch.randint(SEEDS, (), generator=rng))
-
-
 def values_of(generator: Generator) -> Tensors:
     """Copies of the generator's parameters and buffers."""
     return Tensors({name: copied(t) for name, t in generator.state_dict().items()})
-
-
-def virtual_labels(classes: int, each: int) -> Tensor:
-    """The labels of a virtual set with `each` samples per class."""
-    return torch.arange(classes).repeat_interleave(each)
 
 
 @torch.no_grad()
@@ -111,28 +99,6 @@ def virtual_set(generator: Generator, each: int, seed: int) -> Tensor:
     eps = torch.rand(len(y), generator.noise, generator=seeded(seed))
     made: Tensor = generator.cpu().eval()(eps, y)
     return made
-
-
-def input_shape(data: Data) -> Shape:
-    """The shape of one sample as a net sees it."""
-    shape = tuple(data.x.shape[1:])
-    return (shape[-1], *shape[:-1]) if data.x.dtype == torch.uint8 else shape
-
-
-def standardise(pixels: Tensor, data: Data) -> Tensor:
-    """Pixels in [0, 1], normalised as the data set's images are. Data without a channel mean is returned unchanged."""
-    if not data.mean:
-        return pixels
-    mean, std = (torch.tensor(v, device=pixels.device).view(-1, 1, 1) for v in (data.mean, data.std))
-    return (pixels - mean) / std
-
-
-def endless_batches(x: Tensor, y: Tensor, size: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of a fixed set without end, reshuffled in each pass; an incomplete last batch of a pass is left out."""
-    while True:
-        order = torch.randperm(len(y), generator=rng)
-        for chosen in torch.split(order[: max(size, len(y) // size * size)], size):
-            yield x[chosen], y[chosen]
 
 
 def scaled_distances(z: Tensor, P: Tensor, tau: float, distance: Distance) -> Tensor:

@@ -35,6 +35,15 @@ def no_prototypes(site: Site) -> Tensors:
     return Tensors(mean=torch.zeros(site.classes, site.net.features), count=torch.zeros(site.classes))
 
 
+def some_of_each(labels: Tensor, m: int, rng: torch.Generator) -> Tensor:
+    """Positions of m random samples of each class, or of all where there are fewer."""
+    order = torch.randperm(len(labels), generator=rng)
+    order = order[labels[order].argsort(stable=True)]  # sorted by class, in random order within each
+    count = torch.bincount(labels)
+    rank = torch.arange(len(labels)) - (count.cumsum(0) - count)[labels[order]]
+    return order[rank < m]
+
+
 class PrototypeMean:
     """The mean of the clients' prototypes, class by class, over a stream; memory does not grow with the cohort.
 

@@ -13,19 +13,23 @@ A class c has M fine classes j = (c, m), each with a prototype P_j and a class-v
     Eq. 10:   L_dcl = 1/N sum I CE(u(z; phi_k), c)
     Eq. 11:   L = mu L_dcl + (1 - mu) L_hpc + gamma L_bpr + lam L_gid,  mu = 1 - t/T
     Eq. 13:   q_k^j = softmax(P^g_j phi_k)[j];  Eq. 14: nu^j = softmax_k(q_k^j);  Eq. 15: phi^j = sum_k nu^j[k] phi_k^j
-Preset paper: as printed. P^g weigh as much as the samples of all K clients, so the samples of a batch have 1 / (K + 1)
-of the gradient, and in the last rounds CE has almost none: it learns fast at first and slowly later.
-Preset robust: rho = 0.1, mu = 0.9 in all rounds, Eq. 14's softmax times n^k_j, k-means centres of trained features.
-The effect of each is measured in results/fedcd-fmnist.
+Preset paper: as printed, with Algorithm 1's batches of D_k^+, the samples and all P^g: a prototype is one item of an
+epoch, so most batches hold none (68 % at the paper's scale), and one that is there weighs n_j samples.
+Preset robust: rho = 0.1, mu = 0.9 in all rounds, class-vectors by counts (cla). What was tried: results/fedcd-fmnist.
 -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean; /kd: distil=kd; /cla: classifier=cla.
-Reading: W adds logits, so the sum of a class's vectors is a row of a plain head, which is the model's head.
+W=logits: u adds the M logits of a class. Its M vectors then get identical gradients and differ by their start only: a
+plain head with M times the learning rate. W=probabilities: u adds probabilities, so a class's logit is the logsumexp of
+its M, and they do specialise.
+Eq. 14's weights of two clients differ by a factor of e at most, so acla is close to a uniform mean over clients.
 Reading: n^k counts the fine classes as assigned at the start of the round.
-Departure: every batch of B samples holds all P^g, with sum I = rho B.
+Reading: P^k of the first round are k-means centres of the trained features. Under the initial net the means of all
+classes are nearly one vector, and L_hpc, which only turns prototypes, keeps the lengths that they start with.
+Reading: in a batch of B of n_k samples each P^g_j is drawn with probability B / n_k, in addition to the samples.
+Departure (rho a number): every batch holds all P^g, with sum I = rho B.
 Departure: t counts from 0, otherwise L_dcl would end with weight 0.
 Departure: P^k has no weight decay.
 Departure: a class without any P^g starts from k-means in the round in which it first appears.
 Departure: a fine class that no client has keeps its P^g, with I = 0; phi^j without a P^g_j is averaged by samples.
-Omission: W over probabilities, which a plain head cannot express.
 Omission: matching of the clients' clusters in the first round.
 """
 
@@ -36,11 +40,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from fedskew.core.fit import fit
 from fedskew.core.losses import decoupled, imitation
-from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
+from fedskew.core.method import Method, Paper, Update, mean_of, overlay
 from fedskew.core.net import Net
 from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Loss, Site, copied
@@ -48,12 +52,12 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive, Share
 from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means
 from fedskew.methods.fedcd.subclasses import (
-    FINE,
-    FineHead,
+    GuidedHead,
+    Over,
     assign_fine_classes,
     client_weights,
     combine_classifiers,
-    fold,
+    drawn_prototypes,
     hierarchical_contrast,
     hierarchy,
     lloyd,
@@ -61,12 +65,12 @@ from fedskew.methods.fedcd.subclasses import (
     most_similar,
     of_class_means,
     split_head,
-    unfold,
 )
 
 Sent = tuple[Tensors, Tensor, float]  # a client's phi_k, n^k and n_k
 Mass = NotNegative | Literal["paper"]
 Weight = Annotated[float, Meta(ge=0, le=1)] | Literal["linear"]
+Classifier = Literal["acla", "norm", "cla", "mean"]
 
 
 class Preset(NamedTuple):
@@ -74,11 +78,10 @@ class Preset(NamedTuple):
 
     mu: Weight
     rho: Mass
-    counts: bool
-    kmeans_refresh: bool
+    classifier: Classifier
 
 
-PRESETS = {"robust": Preset(0.9, 0.1, True, True), "paper": Preset("linear", "paper", False, False)}
+PRESETS = {"robust": Preset(0.9, 0.1, "cla"), "paper": Preset("linear", "paper", "acla")}
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class FedCD(Method):
 
     preset: Literal["robust", "paper"] = setting(
         "robust",
-        help="Defaults of mu, rho, counts and kmeans_refresh: paper as printed, see above.",
+        help="Defaults of mu, rho and classifier: paper as printed, see above.",
         source="our choice",
     )
     M: Count = setting(3, help="Fine classes per class.", source="the paper")
@@ -113,45 +116,46 @@ class FedCD(Method):
     )
     rho: Mass | None = setting(
         None,
-        help="Weight of all P^g relative to a batch; 0: none, paper: sum n^g / n_k, None: the preset's, 0.1 or paper.",
-        source="the preset; paper is Eq. 5, which grows with the number of clients",
+        help="Weight of all P^g in every batch, relative to its samples; 0: none, paper: Algorithm 1's batches, "
+        "None: the preset's, 0.1 or paper.",
+        source="the preset",
     )
     hpc: bool = setting(True, help="Use L_hpc; False: P^k_j is the mean feature of its samples.", source="the paper")
     distil: Literal["dkd", "kd"] = setting(
         "dkd", help="L_gid: decoupled distillation, or KL over all classes.", source="the paper"
     )
-    classifier: Literal["acla", "norm", "cla", "mean"] = setting(
-        "acla",
-        help="Weights nu of Eq. 15: softmax of q (acla), q / sum q (norm), n^k_j / n_j (cla) or n_k / n (mean).",
-        source="the paper",
+    classifier: Classifier | None = setting(
+        None,
+        help="Weights nu of Eq. 15: softmax of q (acla), q / sum q (norm), n^k_j / n_j (cla) or n_k / n (mean); "
+        "None: the preset's, cla or acla.",
+        source="the preset; acla is the paper's",
     )
     acla_temp: Positive = setting(1.0, help="Temperature of the softmax of Eq. 14.", source="the paper")
-    counts: bool | None = setting(
-        None, help="Multiply nu of acla and norm by n^k_j; None: the preset's, True or False.", source="the preset"
-    )
+    W: Over = setting("logits", help="What u adds over the fine classes of a class.", source="the paper, as we read it")
     assign: Literal["round", "batch"] = setting(
         "round", help="When samples get their fine class (Eq. 2): once a round, or in every batch.", source="our choice"
-    )
-    kmeans_refresh: bool | None = setting(
-        None,
-        help="Send k-means centres of the trained features in the first round; None: the preset's, True or False.",
-        source="the preset",
     )
     rescale: bool = setting(
         False, help="True: send P^k_j with the mean norm of its samples' features.", source="the paper; True is ours"
     )
     bias: bool = setting(False, help="Whether phi has a bias.", source="the paper")
 
-    def init_server(self, site: Site) -> Payload:
-        if not isinstance(site.net.head, nn.Linear):
+    def prepare(self, net: Any, rng: torch.Generator) -> Any:
+        if not isinstance(net.head, nn.Linear):
             raise UsageError("fedcd needs a model whose head is one linear layer, such as simple-cnn.")
-        server, J = super().init_server(site), site.classes * self.M
-        folded = fold(split_head(site.net.head, self.M, site.rng, bias=self.bias))
-        head = Tensors({"head.bias": torch.zeros(site.classes)}) | folded["parameters"]
+        net.head = split_head(net.head, self.M, rng, bias=self.bias, over=self.W)
+        return net
+
+    def init_server(self, site: Site) -> Payload:
+        J = site.classes * self.M
         none = Tensors(
             mean=torch.zeros(J, site.net.features), count=torch.zeros(J), known=torch.zeros(J, dtype=torch.bool)
         )
-        return server | {"parameters": server["parameters"] | head, FINE: folded[FINE], GROUP: none}
+        return super().init_server(site) | {GROUP: none}
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        return isinstance(self.chosen("mu"), str)  # linear
 
     def broadcast(self, server: Payload) -> Payload:
         return server
@@ -159,15 +163,13 @@ class FedCD(Method):
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         site.load(broadcast, state)
         fine, own = assign_fine_classes(site.infer(site.net.body), site.data.labels, broadcast[GROUP], self.M, site.rng)
-        head = FineHead(unfold(broadcast), own["mean"]).to(site.device)
+        head = GuidedHead(site.net.head, own["mean"]).to(site.device)
         labels = site.data.y.index_put((site.data.index,), fine)
         fine_site = replace(site, net=Net(site.net.body, head, site.net.features), data=replace(site.data, y=labels))
-        moving = ("body.", "head.") if self.contrasts(site) else ("body.", "head.weight", "head.bias")
+        moving = ("body.", "head.") if self.contrasts(site) else ("body.", "head.head.")
         done = fit(fine_site, self.loss(site, broadcast, head, own["known"]), train=moving)
-        folded = fold(head.phi())
-        site.net.load_state_dict(folded["parameters"], strict=False)
         sent = self.prototypes(site, copied(head.prototypes), fine)
-        return self.report(site, {"loss": done.loss}).plus(**{FINE: folded[FINE], GROUP: sent}), state | site.keeps()
+        return self.report(site, {"loss": done.loss}).plus(**{GROUP: sent}), state | site.keeps()
 
     def chosen(self, field: str) -> Any:
         """The value of a field, or the preset's if it is None."""
@@ -183,41 +185,47 @@ class FedCD(Method):
         """Whether L_hpc has a weight in the site's round."""
         return self.hpc and self.mu_at(site) < 1
 
-    def loss(self, site: Site, broadcast: Payload, head: FineHead, known: Tensor) -> Loss:
+    def loss(self, site: Site, broadcast: Payload, head: GuidedHead, known: Tensor) -> Loss:
         """The loss of Eq. 11, for batches whose labels are fine classes."""
         M, mu, contrasts, decay = self.M, self.mu_at(site), self.contrasts(site), site.training.weight_decay
         g = Tensors({name: t.to(site.device) for name, t in broadcast[GROUP].items()})
-        phi_g = [broadcast["parameters"][f"head.{name}"].to(site.device) for name in ("weight", "bias")]
+        phi_g = site.frozen(broadcast).head
         P, known = head.prototypes.detach().clone(), known.to(site.device)
         factors = hierarchy(known, M, self.alpha)
-        n, appended = float(g["count"].sum()), g["count"].nonzero().flatten()
-        P_g, share = g["mean"][appended], g["count"][appended] / n
-        rho: Mass = self.chosen("rho")
-        rho = 0.0 if n == 0 else n / len(site.data) if isinstance(rho, str) else rho
 
         def loss(net: Net, x: Tensor, fine: Tensor) -> Tensor:
             z, B = net.body(x), len(fine)
             if self.assign == "batch":
                 fine = most_similar(z.detach(), fine // M, P, known, M)
-            if rho:
-                z, fine = torch.cat([z, P_g]), torch.cat([fine, appended])
-            c, u, u_g = fine // M, head(z), linear(z, *phi_g)
+            appended, importance = self.appended(site, g["count"], B)
+            if len(appended):
+                z, fine = torch.cat([z, g["mean"][appended]]), torch.cat([fine, appended])
+            c, u = fine // M, head(z)
             values = mu * cross_entropy(u, c, reduction="none")
             if contrasts:
                 values = values + (1 - mu) * hierarchical_contrast(z, fine, head.prototypes, factors, self.tau)
             if self.lam:
-                values = values + self.lam * self.distilled(u, u_g, c)
+                values = values + self.lam * self.distilled(u, phi_g(z), c)
             total = values[:B].mean()
-            if rho:
-                total = (total + rho * (share @ values[B:])) / (1 + rho)
+            if len(appended):
+                total = (B * total + importance @ values[B:]) / (B + importance.sum())
             if self.gamma:
-                total = total + self.gamma * of_class_means(u_g[:B], c[:B])
+                total = total + self.gamma * of_class_means(z[:B], c[:B], site.classes, phi_g)
             if contrasts and decay:  # its value is 0, its gradient cancels the optimiser's weight decay of P^k
                 square = head.prototypes.square().sum()
                 total = total + decay / 2 * (square.detach() - square)
             return total
 
         return loss
+
+    def appended(self, site: Site, count: Tensor, B: int) -> tuple[Tensor, Tensor]:
+        """The prototypes in a batch of B samples, and their importance I, from the counts n^g."""
+        rho: Mass = self.chosen("rho")
+        if isinstance(rho, str):
+            here = drawn_prototypes(count, B, len(site.data), site.rng)
+            return here, count[here]
+        here = count.nonzero().flatten() if rho else count.new_empty(0, dtype=torch.int64)
+        return here, rho * B * count[here] / count.sum()
 
     def distilled(self, student: Tensor, teacher: Tensor, c: Tensor) -> Tensor:
         """The terms of L_gid, one value per sample."""
@@ -228,14 +236,13 @@ class FedCD(Method):
 
     def prototypes(self, site: Site, P: Tensor, fine: Tensor) -> Tensors:
         """P^k and n^k as sent to the server, from the trained prototypes P and the samples' fine classes."""
-        refresh = self.chosen("kmeans_refresh") and site.round == 0
-        own = Tensors(mean=P, count=torch.bincount(fine, minlength=len(P)).float())
-        if self.hpc and not refresh and not self.rescale:
+        own, first = Tensors(mean=P, count=torch.bincount(fine, minlength=len(P)).float()), site.round == 0
+        if self.hpc and not first and not self.rescale:
             return own
         z = site.infer(site.net.body)
-        if refresh:
+        if first:
             fine = lloyd(z, site.data.labels, fine, site.classes, self.M)
-        if refresh or not self.hpc:
+        if first or not self.hpc:
             own = class_means(z, fine, len(P))
         if self.rescale:
             norm = class_means(z.norm(dim=1, keepdim=True), fine, len(P))["mean"]
@@ -247,29 +254,25 @@ class FedCD(Method):
 
         def noted() -> Iterator[Update]:  # keeps the classifier of every client
             for update in pool.watch(updates):
-                if self.classifier != "mean":
-                    sent.append((unfold(update.payload), update.payload[GROUP]["count"], update.weight))
+                if self.chosen("classifier") != "mean":
+                    phi = update.payload["parameters"].split("head.")[1]
+                    sent.append((phi, update.payload[GROUP]["count"], update.weight))
                 yield update
 
-        fresh = mean_of(noted(), groups=(*MODEL, FINE))
+        fresh = mean_of(noted())
         g = pool.value() | {"count": pool.count.float(), "known": server[GROUP]["known"] | (pool.count > 0)}
         if sent:
-            fresh |= overlay(fresh, fold(self.combine(sent, g)))
+            fresh["parameters"] |= self.combine(sent, g)
         return server | overlay(server, fresh) | {GROUP: g}
 
     def combine(self, sent: list[Sent], g: Tensors) -> Tensors:
         """phi of Eq. 15, with the new P^g."""
         phis, counts, sizes = zip(*sent, strict=True)
-        n_k, sound = torch.stack(counts).double(), g["count"] > 0
-        if self.classifier == "cla":
+        n, classifier = torch.tensor(sizes, dtype=torch.float64)[:, None], self.chosen("classifier")
+        if classifier == "cla":
+            n_k, sound = torch.stack(counts).double(), g["count"] > 0
             nu = n_k / n_k.sum(0)
         else:
-            log_q = torch.stack([log_quality(phi, g["mean"]) for phi in phis]).double()
-            nu = client_weights(log_q, self.acla_temp, norm=self.classifier == "norm")
-            if self.chosen("counts"):
-                nu = n_k * nu / (n_k * nu).sum(0)
-            else:
-                sound = g["known"]
-        n = torch.tensor(sizes, dtype=torch.float64)[:, None]
-        nu = torch.where(sound, nu, n / n.sum()).view(len(sent), -1, self.M)
-        return combine_classifiers(phis, nu)
+            log_q, sound = torch.stack([log_quality(phi, g["mean"]) for phi in phis]).double(), g["known"]
+            nu = client_weights(log_q, self.acla_temp, norm=classifier == "norm")
+        return combine_classifiers(phis, torch.where(sound, nu, n / n.sum()))

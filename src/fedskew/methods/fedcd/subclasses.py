@@ -5,66 +5,73 @@ Fine class m of class c has the index j = c M + m. Prototypes are dense over all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 
 from fedskew.core.site import copied
-from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.tensors import Tensors
 from fedskew.methods._shared.heads import linear_start
 from fedskew.methods._shared.prototypes import class_means
 
-FINE = "fine"  # group of the payload: all class-vectors of each class but the first
 LLOYD = 20  # largest number of steps of k-means
+Over = Literal["logits", "probabilities"]
 
 
 class FineHead(nn.Module):
-    """A linear classifier of fine classes: a class's logit is the sum of its M. Holds the trainable prototypes too."""
+    """A head of M class-vectors for each class: weight [C M, d], bias [C M] or None. With M = 1 a plain linear head.
 
-    def __init__(self, phi: Tensors, prototypes: Tensor) -> None:
+    over: "logits": a class's logit is the sum of its M. "probabilities": a class's probability is the sum of its M, so
+    its logit is their logsumexp.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, M: int, over: Over) -> None:
         super().__init__()
-        self.weight = nn.Parameter(phi["weight"])  # [C, M, d]
-        self.bias = nn.Parameter(phi["bias"]) if "bias" in phi else None  # [C, M]
-        self.prototypes = nn.Parameter(prototypes)  # [C M, d]
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.M, self.over = M, over
 
     def forward(self, z: Tensor) -> Tensor:
-        return linear(z, self.weight.sum(1), None if self.bias is None else self.bias.sum(1))
+        if self.over == "probabilities":
+            return linear(z, self.weight, self.bias).view(len(z), -1, self.M).logsumexp(2)
+        weight = self.weight.view(-1, self.M, z.shape[1]).sum(1)
+        return linear(z, weight, None if self.bias is None else self.bias.view(-1, self.M).sum(1))
 
-    def phi(self) -> Tensors:
-        """Copies of the class-vectors, and of the bias where there is one."""
-        return Tensors({name: copied(p) for name, p in self.named_parameters() if name != "prototypes"})
+
+class GuidedHead(nn.Module):
+    """A head and the prototypes that are trained with it."""
+
+    def __init__(self, head: nn.Module, prototypes: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.guides = nn.ParameterList([prototypes])  # a list, so that they come after the head's parameters
+
+    @property
+    def prototypes(self) -> Tensor:
+        """The prototypes [C M, d]."""
+        return cast(Tensor, self.guides[0])
+
+    def forward(self, z: Tensor) -> Tensor:
+        return cast(Tensor, self.head(z))
 
 
-def split_head(head: nn.Linear, M: int, rng: torch.Generator, *, bias: bool) -> Tensors:
+def split_head(head: nn.Linear, M: int, rng: torch.Generator, *, bias: bool, over: Over) -> FineHead:
     """M class-vectors for each row of a head: the row itself, and M - 1 with initial values as nn.Linear's."""
-    phi = Tensors()
-    for name, first in head.named_parameters():
-        if bias or name != "bias":
-            others = linear_start((len(first), M - 1, *first.shape[1:]), head.in_features, rng)
-            phi[name] = torch.cat([copied(first)[:, None], others], 1)
-    return phi
 
+    def split(first: Tensor) -> Tensor:
+        others = linear_start((len(first), M - 1, *first.shape[1:]), head.in_features, rng)
+        return torch.cat([copied(first)[:, None], others], 1).flatten(0, 1)
 
-def fold(phi: Tensors) -> Payload:
-    """Class-vectors as a payload: their sums as a plain head, and all but the first of each class in the group FINE."""
-    head = Tensors({f"head.{name}": t.sum(1) for name, t in phi.items()})
-    return {"parameters": head, FINE: Tensors({name: t[:, 1:].clone() for name, t in phi.items()})}
-
-
-def unfold(model: Payload) -> Tensors:
-    """The inverse of `fold`: the first class-vector is the head minus the others."""
-    head = model["parameters"]
-    return Tensors(
-        {name: torch.cat([(head[f"head.{name}"] - t.sum(1))[:, None], t], 1) for name, t in model[FINE].items()}
-    )
+    b = torch.zeros(head.out_features) if head.bias is None else head.bias
+    return FineHead(split(head.weight), split(b) if bias else None, M, over)
 
 
 def log_quality(phi: Tensors, prototypes: Tensor) -> Tensor:
     """log q (Eq. 13): the log-probability that a classifier gives to each prototype's own fine class, [C M]."""
-    bias = phi["bias"].flatten() if "bias" in phi else None
-    return linear(prototypes, phi["weight"].flatten(0, 1), bias).log_softmax(1).diagonal()
+    return linear(prototypes, phi["head.weight"], phi.get("head.bias")).log_softmax(1).diagonal()
 
 
 def client_weights(log_q: Tensor, temperature: float, *, norm: bool) -> Tensor:
@@ -73,9 +80,18 @@ def client_weights(log_q: Tensor, temperature: float, *, norm: bool) -> Tensor:
 
 
 def combine_classifiers(phis: Sequence[Tensors], nu: Tensor) -> Tensors:
-    """Eq. 15: the weighted sum of the clients' class-vectors; nu [clients, C, M]."""
+    """Eq. 15: the weighted sum of the clients' class-vectors; nu [clients, C M]."""
     stacks = {name: torch.stack([phi[name] for phi in phis]) for name in phis[0]}
-    return Tensors({name: torch.einsum("kcm,kcm...->cm...", nu.to(t), t) for name, t in stacks.items()})
+    return Tensors({name: torch.einsum("kj,kj...->j...", nu.to(t), t) for name, t in stacks.items()})
+
+
+def drawn_prototypes(count: Tensor, batch: int, samples: int, rng: torch.Generator) -> Tensor:
+    """The prototypes in a batch of Algorithm 1, whose batches are of D_k^+: a prototype is one item of an epoch.
+
+    Each known one (count > 0) is in a batch of `batch` out of `samples` with probability batch / samples.
+    """
+    here = torch.rand(len(count), generator=rng).to(count.device) < batch / samples
+    return (here & (count > 0)).nonzero().flatten()
 
 
 def hierarchy(known: Tensor, M: int, alpha: float) -> Tensor:
@@ -95,15 +111,12 @@ def hierarchical_contrast(z: Tensor, fine: Tensor, prototypes: Tensor, factors: 
     return cross_entropy(cosine / tau + factors[fine], fine, reduction="none")
 
 
-def of_class_means(logits: Tensor, y: Tensor) -> Tensor:
-    """L_bpr (Eq. 6 and 7): cross entropy of each class's mean feature, mean over the classes of the batch.
-
-    Takes a linear classifier's logits of the samples: the logits of a mean are the mean of the logits.
-    """
-    members = one_hot(y, logits.shape[1]).to(logits.dtype).T  # [C, B]
+def of_class_means(z: Tensor, y: Tensor, classes: int, classifier: Callable[[Tensor], Tensor]) -> Tensor:
+    """L_bpr (Eq. 6 and 7): cross entropy of each class's mean feature, mean over the classes of the batch."""
+    members = one_hot(y, classes).to(z.dtype).T  # [C, B]
     count = members.sum(1)
-    means = members @ logits / count.clamp(min=1)[:, None]
-    return cross_entropy(means, torch.arange(len(means), device=y.device), weight=(count > 0).to(logits.dtype))
+    logits = classifier(members @ z / count.clamp(min=1)[:, None])
+    return cross_entropy(logits, torch.arange(classes, device=y.device), weight=(count > 0).to(z.dtype))
 
 
 def assign_fine_classes(z: Tensor, y: Tensor, g: Tensors, M: int, rng: torch.Generator) -> tuple[Tensor, Tensors]:

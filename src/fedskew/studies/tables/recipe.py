@@ -34,16 +34,16 @@ from typing import Any, Literal, get_args
 
 from fedskew.core.settings import UsageError, build, choose, parse, unknown
 from fedskew.core.training import Count, Positive
-from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, Better
+from fedskew.evaluation.figures import ACCURACIES, COMPUTED, DIAGNOSTICS, MEASURED, Better
 from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
-from fedskew.methods import REGISTRY
+from fedskew.methods._find import find_method
 
 HOME = Path(__file__).parent / "recipes"
 NOT_SETTINGS = ("paper", "options", "mean_over")  # what a row has beside settings
 Scale = Literal["paper", "reduced"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Tree = dict[str, Any]
-TABULATED = ACCURACIES | COMPUTED | DIAGNOSTICS  # the figures a table can have
+TABULATED = ACCURACIES | MEASURED | COMPUTED | DIAGNOSTICS  # the figures a table can have
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,10 @@ class Recipe:
         """The key of the figure that a column shows."""
         return self.parsed_columns[column].figure or self.figure
 
+    def is_published(self, column: str) -> bool:
+        """Whether a column is a method as its paper has it, not with a preset of ours."""
+        return getattr(method_of(self.parsed_columns[column].method), "preset", "paper") == "paper"
+
     def paper(self, row: str, column: str) -> float | None:
         """The published value of a cell; None if the paper has none."""
         if column in self.controls:
@@ -199,7 +203,7 @@ def with_options(text: str, column: str, layers: Sequence[Mapping[str, Tree]]) -
     Options under "*" apply only to methods that have such a field.
     """
     name, options = parse(text, "method")[0]
-    fields = {f.name for f in dataclasses.fields(choose("method", name, REGISTRY))}
+    fields = {f.name for f in dataclasses.fields(find_method(name))}
     for layer in layers:
         general = {key: value for key, value in layer.get("*", {}).items() if key in fields}
         options |= {key: _written(value) for key, value in (general | layer.get(column, {})).items()}

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from fedskew.evaluation.figures import ACCURACIES, FIGURES, headline, to_target
+from fedskew.evaluation.figures import FIGURES, headline, to_target
+from fedskew.studies.convergence import last_mean, unsettled_curve
 from fedskew.studies.execution import Outcome
 from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
 
 UNTESTABLE = "cannot be tested at this scale"
-NEAR_CHANCE = 0.2  # of the way from chance to 100 %: a baseline below it only tells who starts faster
-LAST = 5  # evaluations of the mean that is shown beside the last round
-STILL_RISING = 0.02  # of accuracy, from one quarter of the evaluations to the last
+OUR_PRESET = "our preset: no verdict on the paper"
 
 
 def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | None:
@@ -35,7 +34,7 @@ def measured(key: str, outcome: Outcome, baseline: Outcome | None) -> float | No
     if key == "round_seconds":
         return float(outcome.result.seconds / len(outcome.records))
     value = FIGURES[key].read(outcome.result)
-    return 100 * value if value is not None and key in ACCURACIES else value
+    return 100 * value if value is not None and FIGURES[key].unit == "%" else value
 
 
 def last_five(key: str, outcome: Outcome) -> float | None:
@@ -43,11 +42,11 @@ def last_five(key: str, outcome: Outcome) -> float | None:
 
     One round's accuracy swings by several points where clients lack classes; the mean swings less.
     """
-    if outcome.failed or key not in ACCURACIES:
+    if outcome.failed or FIGURES[key].unit != "%":
         return None
     evaluated = [record for record in outcome.records if record.metrics is not None]
-    values = [value for record in evaluated[-LAST:] if (value := FIGURES[key].read(record)) is not None]
-    return 100 * statistics.mean(values) if values else None
+    values = [value for record in evaluated if (value := FIGURES[key].read(record)) is not None]
+    return 100 * last_mean(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -121,22 +120,12 @@ def _means(values: Mapping[int, Sequence[float | None]]) -> list[float]:
 
 
 def unsettled(outcomes: Sequence[Outcome]) -> str:
-    """Why these runs have not converged, so that a method's lead over them only shows that it starts faster.
-
-    A run is settled if it ends well above chance and its accuracy no longer rises. "" if all of them are.
-    """
+    """Why one of these runs has not converged (see `unsettled_curve`); "" if all of them have."""
     for outcome in outcomes:
         evaluated = [record.metrics for record in outcome.records if record.metrics is not None]
         curve = [accuracy for metrics in evaluated if (accuracy := headline(metrics)) is not None]
-        if len(curve) < 4:
-            return "has too few evaluations to see whether its curve is flat"
-        chance = 1 / max(1, evaluated[-1].classes)
-        if curve[-1] < chance + NEAR_CHANCE * (1 - chance):
-            return f"ends at {100 * curve[-1]:.1f} %, near chance ({100 * chance:.0f} %)"
-        quarter = max(1, len(curve) // 4)
-        rise = statistics.mean(curve[-quarter:]) - statistics.mean(curve[-2 * quarter : -quarter])
-        if rise > STILL_RISING:
-            return f"still rises by {100 * rise:.1f} points over the last quarter of its evaluations"
+        if why := unsettled_curve(curve, evaluated[-1].classes if evaluated else 0):
+            return why
     return ""
 
 
@@ -150,13 +139,15 @@ def with_verdicts(recipe: Recipe, made: Sequence[Cell], scale: Scale) -> tuple[l
 
     At the paper's scale a cell is within the tolerance of the paper's value or not. At the reduced scale only the order
     of methods and the gain over the baseline count, and only if the baseline has converged. Methods that the paper has
-    closer than the tolerance are a tie.
+    closer than the tolerance are a tie. A column with a preset of ours gets no verdict.
     """
     rows: dict[str, RowVerdict] = {}
     checked = []
     for name in dict.fromkeys(cell.row for cell in made):
         row = {cell.column: cell for cell in made if cell.row == name}
         base, proposed = row.get(recipe.baseline), row.get(recipe.proposed)
+        if proposed is not None and not recipe.is_published(recipe.proposed):
+            proposed = None
         checked += [replace(cell, verdict=_verdict(recipe, cell, base, scale)) for cell in row.values()]
         pairs = [kept for a, b in combinations(row.values(), 2) if (kept := _same_order(recipe, a, b)) is not None]
         rows[name] = RowVerdict(len(pairs), sum(pairs), _gain(proposed, base, "ours"), _gain(proposed, base, "paper"))
@@ -172,6 +163,8 @@ def _verdict(recipe: Recipe, cell: Cell, base: Cell | None, scale: Scale) -> str
         return "not reached" if recipe.figure_of(cell.column) == "rounds_to_baseline" else "has no such figure"
     if cell.control:
         return "control"
+    if not recipe.is_published(cell.column):
+        return OUR_PRESET
     if scale == "paper":
         if cell.paper is None:
             return "no value in the paper"

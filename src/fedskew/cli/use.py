@@ -1,0 +1,194 @@
+"""`fedskew predict`, `export` and `embed`: the model of a finished run in use."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedskew.cli.console import make_screen, make_table, print_json
+from fedskew.cli.options import DataDir, Json
+from fedskew.core.settings import UsageError
+
+if TYPE_CHECKING:
+    from fedskew.data.sources.inputs import Inputs
+    from fedskew.experiment.use import Predictions, TrainedModel
+
+SHOWN = 20  # samples on the screen
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
+Client = Annotated[
+    str | None, typer.Option(metavar="CLIENT", help="Use the own model of this client (number or name).")
+]
+OwnNet = Annotated[str | None, typer.Option("--net", metavar="FILE.py:NAME", help="The net, if it is one of your own.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command("predict")(predict_command)
+    app.command("export")(export_command)
+    app.command("embed")(embed_command)
+
+
+def predict_command(
+    run: RunDir,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="Folder of images, .csv or .npz; with ?label=COLUMN a .csv is also scored. Or a data set's name.",
+        ),
+    ],
+    client: Client = None,
+    net: OwnNet = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the predictions to this CSV file.")] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the classes of new samples with the model of a finished run."""
+    from fedskew.data.sources.inputs import read_inputs
+    from fedskew.experiment.use import load
+
+    model = load(run, client=client, net=net, data_dir=data_dir)
+    inputs = read_inputs(data, model.card.shape, model.card.table, data_dir)
+    predictions = model.predict(inputs.x)
+    accuracy = accuracy_of(predictions, inputs)
+    if out is not None:
+        write_csv(out, predictions, inputs)
+    if as_json:
+        print_json({"run": str(run), "client": model.client, **as_dict(predictions, inputs), "accuracy": accuracy})
+    else:
+        show(model, predictions, inputs, accuracy, out)
+
+
+def export_command(
+    run: RunDir,
+    to: Annotated[Path, typer.Option(metavar="FILE", help="File to write: .pt, .onnx or .safetensors.")],
+    client: Client = None,
+    net: OwnNet = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write the model of a finished run to a file for other programs.
+
+    A .pt (for torch.export.load) and an .onnx take raw samples: normalisation and filling are included. A .safetensors
+    holds the weights alone.
+    """
+    from fedskew.experiment.export import export, export_weights
+    from fedskew.experiment.model_files import read_card
+    from fedskew.experiment.use import client_number, load, own_weights
+
+    card = read_card(run)
+    if card is not None and card.module and net is None and client is None and to.suffix == ".safetensors":
+        export_weights(card, own_weights(run, card), to)  # needs no class of the user's
+    else:
+        model = load(run, client=client, net=net, data_dir=data_dir)
+        card = model.card
+        export(model, to)
+    number = None if client is None else client_number(card, client)
+    name = card.net or card.module
+    if as_json:
+        about = {"file": str(to), "net": name, "client": number, "classes": list(card.labels), "takes": card.expects()}
+        print_json(about | {"bytes": to.stat().st_size})
+    else:
+        whose = "the global model" if number is None else f"the model of client {number}"
+        make_screen(as_json).print(f"wrote {whose} ({name}) to {to}; it takes {card.expects()}")
+
+
+def accuracy_of(predictions: Predictions, inputs: Inputs) -> float | None:
+    """The share of samples whose class was found; None if their classes are not known.
+
+    A class is given by name, or by its number if no class has that name.
+    """
+    if inputs.labels is None:
+        return None
+    names = {name: number for number, name in enumerate(predictions.labels)}
+    names = {str(number): number for number in range(len(names))} | names
+    if foreign := [label for label in inputs.labels if label not in names]:
+        raise UsageError(
+            f"the data have the class '{foreign[0]}', which the model does not know: "
+            f"expected {', '.join(predictions.labels)}."
+        )
+    found: list[int] = predictions.numbers.tolist()
+    right: int = sum(names[label] == number for label, number in zip(inputs.labels, found, strict=True))
+    return right / len(inputs.labels)
+
+
+def as_dict(predictions: Predictions, inputs: Inputs) -> dict[str, Any]:
+    """The predictions as plain values."""
+    rows = zip(inputs.names, predictions.classes, predictions.probabilities.tolist(), strict=True)
+    return {
+        "classes": list(predictions.labels),
+        "predictions": [{"sample": name, "class": found, "probabilities": row} for name, found, row in rows],
+    }
+
+
+def write_csv(path: Path, predictions: Predictions, inputs: Inputs) -> None:
+    """One row per sample: its name, its class, and the probability of each class."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["sample", "class", *(f"p({label})" for label in predictions.labels)])
+    for name, found, row in zip(inputs.names, predictions.classes, predictions.probabilities.tolist(), strict=True):
+        writer.writerow([name, found, *(f"{p:.6f}" for p in row)])
+    try:
+        path.write_text(stream.getvalue())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def show(
+    model: TrainedModel, predictions: Predictions, inputs: Inputs, accuracy: float | None, out: Path | None
+) -> None:
+    """Print the first predictions, how many there are of each class, and the accuracy if the classes are known."""
+    screen = make_screen(False)
+    best = predictions.probabilities.max(axis=1)
+    rows = list(zip(inputs.names, predictions.classes, (f"{p:.3f}" for p in best), strict=True))
+    whose = "global model" if model.client is None else f"model of client {model.client}"
+    screen.print(make_table(f"{model.card.method}, {whose}", ["sample", "class", "probability"], rows[:SHOWN]))
+    if len(rows) > SHOWN:
+        screen.print(f"... and {len(rows) - SHOWN} more" + ("" if out else "; --out FILE.csv writes all"))
+    counts = Counter(predictions.classes)
+    screen.print(f"\n{len(rows)} samples: " + ", ".join(f"{counts[name]} {name}" for name in predictions.labels))
+    if accuracy is not None:
+        screen.print(f"accuracy {100 * accuracy:.2f} %")
+    if out is not None:
+        screen.print(f"written to {out}")
+
+
+def embed_command(
+    data: Annotated[str, typer.Option(metavar="DATA", help="Name of a data set, or a path to your own.")],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Directory of a finished run, or a net: a name, or my.py:name.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The .npz file to write.")],
+    head: Annotated[str, typer.Option(metavar="LAYER", help="Last layer of your own net, which is left out.")] = "",
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the initial values of a net by name.")] = 0,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write a data set as features of a net that is not trained further.
+
+    Heads on them train in seconds: fedskew run --data FILE --model linear, or --method fedncm.
+    """
+    import numpy as np
+
+    from fedskew.core.files import write_atomically
+    from fedskew.data.sources.loading import load as load_data
+    from fedskew.experiment.embed import embed
+
+    if out.suffix != ".npz":
+        raise UsageError(f"--out {out} is invalid: expected a file that ends with .npz.")
+    arrays = embed(load_data(data, data_dir), model, head=head, seed=seed)
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # its stub takes any keyword for allow_pickle
+    write_atomically(out, file.getvalue())
+    samples, features = arrays["x_train"].shape
+    if as_json:
+        print_json({"file": str(out), "samples": samples, "features": features})
+        return
+    print(f"{out}: {samples} training samples, {len(arrays.get('x_test', ()))} test samples, {features} features")
+    print(f"next: fedskew run --data {out} --model linear")

@@ -1,0 +1,226 @@
+"""What every method must satisfy, as checks that run on any method in seconds. `fedskew check` and the tests use them.
+
+Each law is a function of a `Subject` that returns "" if the method satisfies it, a sentence that says what went wrong
+if not, and None if the law does not apply to it. They run on a small skewed federation of scikit-learn's digits.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from fedskew.core.files import sha256
+from fedskew.core.method import Method, Update
+from fedskew.core.settings import UsageError, build
+from fedskew.core.tensors import Payload
+from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
+from fedskew.federation.loop import run
+from fedskew.federation.protocol import Record
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.federation.wire import decode, digest, encode, layout_of
+from fedskew.federation.world import World
+from fedskew.methods.fedavg import FedAvg
+
+ROUNDS = 2
+SPLIT = "sample:keep=400+dirichlet:alpha=0.5,clients=5,min=5"
+PUBLIC = "public:per_class=4+"  # put before the split of a method that needs public data
+
+
+class Outcome(NamedTuple):
+    """One law and what came of it."""
+
+    law: str
+    problem: str | None  # "": the method satisfies it; None: the law does not apply
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A method to check, and the net it is checked with."""
+
+    method: Method
+    model: str = "mlp:hidden=32"
+
+    def world(self, *, method: Method | None = None, batch_norm: Any = "aggregate") -> World:
+        """A fresh small federation."""
+        experiment = Experiment(
+            method=method or self.method,
+            split=PUBLIC + SPLIT if self.method.public else SPLIT,
+            model=self.model,
+            rounds=ROUNDS,
+            training=Training(lr=0.1, batch_size=16, batch_norm=batch_norm),
+        )
+        return assemble(experiment).world
+
+    @cached_property
+    def bits(self) -> list[str]:
+        """Fingerprints after two rounds in a fresh federation."""
+        return fingerprints(*train(self.world()))
+
+
+def train(world: World, cohorts: Sequence[Sequence[int]] | None = None) -> tuple[list[Record], Simulation]:
+    """Run a world's rounds in this process, without evaluation. `cohorts`: the clients of each round; None: all."""
+    simulation, everyone = Simulation(world), list(range(world.population))
+
+    def cohort(round: int) -> list[int]:
+        return everyone if cohorts is None else list(cohorts[min(round, len(cohorts) - 1)])
+
+    records = run(world.method, simulation, world.server_site, ROUNDS, cohort, evaluate=lambda round: False)
+    return list(records), simulation
+
+
+def fingerprints(records: Sequence[Record], simulation: Simulation) -> list[str]:
+    """Fingerprints of the server's last state and of every client's."""
+    store = simulation.store
+    return [digest(records[-1].server), *(sha256(store.get(c)) for c in range(simulation.population))]
+
+
+def equal(a: Payload, b: Payload) -> bool:
+    """Whether two payloads are the same bit for bit."""
+    return a.keys() == b.keys() and all(
+        a[g].keys() == b[g].keys() and all(torch.equal(a[g][n], b[g][n]) for n in a[g]) for g in a
+    )
+
+
+def one_round(world: World, server: Payload, states: dict[int, Payload], round: int) -> tuple[Payload, list[Update]]:
+    """One round with all clients, hook by hook; `states` is filled."""
+    method, updates = world.method, []
+    broadcast = method.broadcast(server)
+    for client in range(world.population):
+        update, states[client] = method.client(world.site(client, round, "train"), broadcast, states.get(client, {}))
+        updates.append(update)
+    return method.aggregate(world.server_site(round, "train"), server, iter(updates)), updates
+
+
+def is_a_plain_value(subject: Subject) -> str:
+    """It is a frozen dataclass that can be sent to a worker."""
+    method = subject.method
+    if pickle.loads(pickle.dumps(method)) != method:
+        return "a pickled copy is not equal to it"
+    return ""
+
+
+def changes_no_argument(subject: Subject) -> str:
+    """Hooks change none of their arguments."""
+    world = subject.world()
+    method, states = world.method, dict[int, Payload]()
+    server, _ = one_round(world, method.init_server(world.server_site(0, "init")), states, 0)
+    broadcast, state = method.broadcast(server), states[0]
+    before = copy.deepcopy((server, broadcast, state))
+    update, _ = method.client(world.site(0, 1, "train"), broadcast, state)
+    sent = copy.deepcopy(update.payload)
+    method.aggregate(world.server_site(1, "train"), server, iter([update]))
+    method.personalise(world.site(0, 1, "evaluate"), broadcast, state)
+    now = {"the server's payload": server, "the broadcast": broadcast, "the client's state": state}
+    changed = [name for (name, value), old in zip(now.items(), before, strict=True) if not equal(value, old)]
+    changed += [] if equal(update.payload, sent) else ["the update"]
+    return f"a hook changed {' and '.join(changed)}: return new tensors instead" if changed else ""
+
+
+def payloads_can_be_sent(subject: Subject) -> str:
+    """What it sends and keeps survives the wire, and all updates have one layout."""
+    world = subject.world()
+    server, states = world.method.init_server(world.server_site(0, "init")), dict[int, Payload]()
+    layouts = set()
+    for round in range(ROUNDS):
+        server, updates = one_round(world, server, states, round)
+        for payload in (server, world.method.broadcast(server), *states.values(), *(u.payload for u in updates)):
+            if not equal(payload, decode(encode(payload))):
+                return "a payload is not the same after it was sent"
+        layouts |= {layout_of(u.payload) for u in updates}
+    return "" if len(layouts) == 1 else "updates of different clients or rounds have different groups, names or shapes"
+
+
+def same_seed_same_bits(subject: Subject) -> str:
+    """Two runs with one seed give the same bits."""
+    if fingerprints(*train(subject.world())) == subject.bits:
+        return ""
+    return "two runs with the same seed differ: draw random numbers from site.rng only"
+
+
+def keeps_nothing_between_calls(subject: Subject) -> str:
+    """A federation that was used before gives what a fresh one gives."""
+    used = subject.world()
+    train(used)
+    if fingerprints(*train(used)) == subject.bits:
+        return ""
+    return "a run depends on what happened before it: return what must survive as server or client state"
+
+
+def clients_may_be_absent(subject: Subject) -> str:
+    """It works with one client, with few, and with clients that never trained, and stays finite."""
+    world = subject.world()
+    records, simulation = train(world, cohorts=[[1], [0, 3]])
+    floats = [t for tensors in records[-1].server.values() for t in tensors.values() if t.is_floating_point()]
+    if not all(t.isfinite().all() for t in floats):
+        return "the server's state is not finite after a round with one client and one with two"
+    simulation.evaluate(1, world.method.broadcast(records[-1].server))
+    return ""
+
+
+def every_batch_norm_policy_works(subject: Subject) -> str:
+    """It works when batch-norm statistics stay with the clients or do not move."""
+    for policy in ("local", "frozen"):
+        world = subject.world(batch_norm=policy)
+        records, simulation = train(world)
+        simulation.evaluate(0, world.method.broadcast(records[-1].server))
+    return ""
+
+
+def terms_off_is_fedavg(subject: Subject) -> str | None:
+    """With the settings it declares as `terms_off` it is FedAvg bit for bit."""
+    off = subject.method.terms_off
+    if off is None:
+        return None
+    method = build(type(subject.method), off, "terms_off")
+    ours, _ = train(subject.world(method=method))
+    plain, _ = train(subject.world(method=FedAvg()))
+    same = all(equal({g: ours[-1].server[g]}, {g: plain[-1].server[g]}) for g in ("parameters", "buffers"))
+    return "" if same else f"with {off} its model is not FedAvg's"
+
+
+def any_number_of_workers(subject: Subject) -> str:
+    """One process and two worker processes give the same bits."""
+    found = set()
+    for workers in (1, 2):
+        world = subject.world()
+        with Simulation(world, workers=workers) as simulation:
+            *_, last = run(world.method, simulation, simulation.world.server_site, ROUNDS, lambda round: [0, 1, 2, 4])
+            found.add((*fingerprints([last], simulation), str(last.metrics)))
+    return "" if len(found) == 1 else "one process and two workers give different results"
+
+
+LAWS: dict[str, Callable[[Subject], str | None]] = {
+    (law.__doc__ or "").split("\n")[0].rstrip("."): law
+    for law in (
+        is_a_plain_value,
+        changes_no_argument,
+        payloads_can_be_sent,
+        same_seed_same_bits,
+        keeps_nothing_between_calls,
+        clients_may_be_absent,
+        every_batch_norm_policy_works,
+        terms_off_is_fedavg,
+        any_number_of_workers,
+    )
+}
+
+
+def check(method: Method, model: str = Subject.model) -> Iterator[Outcome]:
+    """Check a method law by law. An exception of the method's own is a problem of that law, not of the caller."""
+    subject = Subject(method, model)
+    subject.world()  # a mistake in the settings is the user's: it is raised, not reported as a law
+    for words, law in LAWS.items():
+        try:
+            yield Outcome(words, law(subject))
+        except UsageError as error:
+            yield Outcome(words, str(error))
+        except Exception as error:  # the method is the user's: it may raise anything
+            yield Outcome(words, f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")

@@ -1,0 +1,250 @@
+"""The soundness battery: every method with its defaults on small nets and skewed splits, beside FedAvg.
+
+It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged to
+16 x 16 for the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation
+data, and all methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that
+of FedAvg's own seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from fedskew.core.method import Method
+from fedskew.core.training import Training
+from fedskew.data.dataset import DataSet
+from fedskew.data.sources.loading import load
+from fedskew.experiment.config import Evaluation, Experiment
+from fedskew.methods import REGISTRY
+from fedskew.studies.choice import choose_rate
+from fedskew.studies.execution import execute
+
+NETS = {"mlp": "mlp", "simple-cnn": "simple-cnn", "cnn4": "cnn4", "resnet8": "resnet8:width=8"}
+SPLITS = {
+    "iid": "iid:clients=5",
+    "dirichlet": "dirichlet:alpha=0.1,clients=5,min=10",
+    "two": "pcdd:clients=5,classes=2",
+}
+KEEP = "sample:keep=1000+"
+PUBLIC = "public:per_class=5+"  # before the split of a method that needs public data
+RATES = (0.03, 0.1, 0.3)
+SEEDS = (0, 1, 2)
+ROUNDS = {"mlp": 10, "simple-cnn": 20, "cnn4": 5, "resnet8": 8}  # about as many as FedAvg needs
+LAST = 3  # accuracies are the mean of the last three rounds
+AT_CHANCE = 0.15  # of ten classes
+FLOOR = 0.02  # the least noise: 360 test samples have a standard error of 0.016 at 90 %
+
+Kind = Literal["ok", "reference", "below, documented", "below", "at chance", "diverged", "failed"]
+
+
+@cache
+def data() -> DataSet:
+    """The digits, each pixel as four: simple-cnn and cnn4 need 16 x 16."""
+    small = load("digits")
+    return replace(
+        small,
+        name="digits-16x16",
+        x_train=small.x_train.repeat(2, 1).repeat(2, 2),
+        x_test=small.x_test.repeat(2, 1).repeat(2, 2),
+    )
+
+
+class Cell(msgspec.Struct, frozen=True, order=True):
+    """One method on one net and split."""
+
+    method: str
+    net: str
+    split: str
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One run of the battery."""
+
+    cell: Cell
+    seed: int
+    rate: float
+
+
+class Score(msgspec.Struct, frozen=True):
+    """What became of one run."""
+
+    accuracy: float | None  # mean of the last rounds; None: the run diverged
+    failed: str = ""  # why it has none
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The judgement of one cell."""
+
+    cell: Cell
+    kind: Kind
+    accuracy: float | None  # mean over seeds
+    reference: float | None  # that of FedAvg (or of local training) with the same seeds
+    noise: float  # what two means over these seeds may differ by
+    seeds: int
+    reason: str = ""  # why it diverged, or what the method's page says about being below
+
+
+def experiment(job: Job, kind: type[Method]) -> Experiment:
+    """The experiment of one run: the method's defaults, and the learning rate of its net."""
+    split = SPLITS[job.cell.split]
+    return Experiment(
+        method=kind(),
+        data=data(),
+        split=(PUBLIC if kind.public else "") + KEEP + split,
+        model=NETS[job.cell.net],
+        rounds=ROUNDS[job.cell.net],
+        seed=job.seed,
+        training=Training(lr=job.rate, epochs=2, batch_size=32),
+        evaluation=Evaluation(every=1),
+    )
+
+
+def reference_of(kind: type[Method]) -> str:
+    """What a method must not end below: FedAvg's global model, or for methods without one training alone."""
+    return "fedavg" if kind.has_global else "local"
+
+
+def run_job(job: Job, out: Path) -> Score:
+    """Carry out one run, or read it; an exception of the method is its score.
+
+    The directory changes with the method's settings and source code, so that a method that changed is run again.
+    """
+    torch.set_num_threads(1)
+    kind = REGISTRY[job.cell.method]
+    made = experiment(job, kind)
+    mark = hashlib.sha256(f"{made.to_toml()}{source(kind)}".encode()).hexdigest()[:10]
+    path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}"
+    try:
+        outcome = execute(made, path, workers=1)
+    except Exception as error:  # a method that breaks is a verdict on it, not the end of the battery
+        return Score(None, f"{type(error).__name__}: {error}")
+    if outcome.failed:
+        return Score(None, outcome.failed)
+    curve = [
+        record.metrics.global_.accuracy
+        if kind.has_global and record.metrics.global_
+        else record.metrics.clients.personal.mean
+        for record in outcome.records
+        if record.metrics is not None and record.metrics.clients is not None
+    ]
+    return Score(statistics.mean(curve[-LAST:]))
+
+
+def source(kind: type[Method]) -> str:
+    """The source code of a method: its file, or all files of its package."""
+    path = Path(inspect.getfile(kind))
+    files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+    return "".join(file.read_text() for file in files)
+
+
+def rates(nets: Iterable[str], out: Path) -> dict[str, float]:
+    """FedAvg's learning rate for each net, chosen on validation data of the Dirichlet split."""
+    found = {}
+    for net in nets:
+        base = experiment(Job(Cell("fedavg", net, "dirichlet"), 0, RATES[0]), REGISTRY["fedavg"])
+        found[net] = choose_rate(base, RATES, out / "rates" / net, workers=1)
+    return found
+
+
+Scores = dict[tuple[Cell, int], Score]
+Say = Callable[[str], None]
+
+
+def run_battery(
+    out: Path, *, methods: Sequence[str], nets: Sequence[str], splits: Sequence[str], workers: int, say: Say
+) -> tuple[dict[str, float], list[Verdict]]:
+    """Run what is not finished, and judge every cell. Returns the learning rates and the verdicts.
+
+    Args:
+        out: folder of the runs, one directory each; run it again after an interruption.
+        methods: names of methods; FedAvg and local training, which others are compared with, are added.
+        nets, splits: names in NETS and SPLITS.
+        workers: processes; each carries out one run at a time.
+        say: called with a line for each finished run.
+    """
+    chosen = rates(nets, out)
+    scores: Scores = {}
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, context) as pool:
+
+        def carry_out(jobs: Sequence[Job]) -> None:
+            for job, score in zip(jobs, pool.map(run_job, jobs, [out] * len(jobs)), strict=True):
+                scores[job.cell, job.seed] = score
+                result = score.failed or f"{100 * (score.accuracy or 0):.1f} %"
+                say(f"{job.cell.net} {job.cell.split} {job.cell.method} seed {job.seed}: {result}")
+
+        def jobs_of(names: Iterable[str], seeds: Iterable[int]) -> list[Job]:
+            cells = [Cell(name, net, split) for net in nets for split in splits for name in names]
+            return [Job(cell, seed, chosen[cell.net]) for cell in cells for seed in seeds]
+
+        carry_out(jobs_of(("fedavg", "local"), SEEDS))
+        others = [name for name in methods if name not in ("fedavg", "local")]
+        carry_out(jobs_of(others, SEEDS[:1]))
+        first = [judge(cell, scores) for cell in dict.fromkeys(cell for cell, _ in scores)]
+        doubtful = [v.cell for v in first if v.kind in ("below", "below, documented")]
+        carry_out([Job(cell, seed, chosen[cell.net]) for cell in doubtful for seed in SEEDS[1:]])
+    wanted = {*methods, "fedavg", "local"}
+    cells = sorted({cell for cell, _ in scores if cell.method in wanted})
+    return chosen, [judge(cell, scores) for cell in cells]
+
+
+def noise(cell: Cell, reference: str, scores: Scores, seeds: int) -> float:
+    """What the mean over `seeds` seeds may be below the reference's by chance: two standard errors of the difference.
+
+    The standard deviation is that of the reference's seeds on this split, pooled over nets.
+    """
+    by_net: dict[str, list[float]] = {}
+    for (other, _), score in scores.items():
+        if other.method == reference and other.split == cell.split and score.accuracy is not None:
+            by_net.setdefault(other.net, []).append(score.accuracy)
+    variances = [statistics.variance(values) for values in by_net.values() if len(values) > 1]
+    deviation = math.sqrt(statistics.mean(variances)) if variances else 0.0
+    return max(FLOOR, 2 * deviation * math.sqrt(2 / seeds))
+
+
+def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REGISTRY) -> Verdict:
+    """The verdict on one cell, from the seeds it was run with.
+
+    Divergence and chance have no excuse. A cell more than the noise below its reference is documented if the method
+    declares a reason for its net, its split or "everywhere" in `Method.weak_where`.
+    """
+    kind = registry[cell.method]
+    reference = reference_of(kind)
+    own = {seed: score for (other, seed), score in scores.items() if other == cell}
+    if failed := next((score.failed for score in own.values() if score.accuracy is None), ""):
+        return Verdict(cell, "diverged" if "diverged" in failed else "failed", None, None, 0.0, len(own), failed)
+    other = replace_method(cell, reference)
+    beside = [scores[other, seed].accuracy for seed in own if (other, seed) in scores]
+    accuracy = statistics.mean(score.accuracy or 0.0 for score in own.values())
+    base = statistics.mean(value or 0.0 for value in beside) if beside else None
+    margin = noise(cell, reference, scores, len(own))
+
+    def verdict(kind: Kind, reason: str = "") -> Verdict:
+        return Verdict(cell, kind, accuracy, base, margin, len(own), reason)
+
+    if accuracy < AT_CHANCE:
+        return verdict("at chance")
+    if cell.method == reference:
+        return verdict("reference")
+    if base is None or accuracy >= base - margin:
+        return verdict("ok")
+    reason = next((kind.weak_where[key] for key in (cell.net, cell.split, "everywhere") if key in kind.weak_where), "")
+    return verdict("below, documented" if reason else "below", reason)
+
+
+def replace_method(cell: Cell, method: str) -> Cell:
+    """The cell of another method on the same net and split."""
+    return msgspec.structs.replace(cell, method=method)

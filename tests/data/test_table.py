@@ -1,0 +1,236 @@
+"""Tables: filled and scaled by sums over the clients' training samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fedskew.core.settings import UsageError
+from fedskew.core.training import Training
+from fedskew.data.dataset import Column
+from fedskew.data.sources.csv import read_rows
+from fedskew.data.sources.loading import load
+from fedskew.data.table import ColumnSums, Preparation, agree_on, canonical, missing_values, prepared, sums_of
+from fedskew.deploy import handshake
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment, Holdout
+
+NAN = float("nan")
+COLUMNS = (Column("age"), Column("ward", ("a", "b")))
+
+
+def of(*clients: Any, columns: tuple[Column, ...] = COLUMNS) -> Preparation:
+    """The preparation of clients with these rows."""
+    return agree_on({f"client {i}": sums_of(np.array(x, float), columns) for i, x in enumerate(clients)})
+
+
+def test_heart_has_the_published_patients_of_each_hospital() -> None:
+    data = load("heart").pooled()
+    assert data.labels == ("healthy", "disease")
+    assert data.owners == ("cleveland", "hungarian", "switzerland", "va")
+    owners = data.owners_train
+    assert owners is not None
+    assert np.bincount(owners).tolist() == [303, 294, 123, 200]
+    assert np.bincount(owners[data.y_train == 1]).tolist() == [139, 106, 115, 149]
+    assert sum(missing_values(data).values()) == 1759
+
+
+def test_the_licence_of_heart_is_beside_its_file() -> None:
+    import fedskew
+
+    notice = (Path(fedskew.__file__).parent / "data" / "sources" / "heart.NOTICE").read_text()
+    assert "CC BY 4.0" in notice
+    assert "Janosi" in notice
+
+
+def test_means_and_scales_come_from_sums_and_gaps_are_filled_by_means() -> None:
+    """Ages 1, 3 | 8: mean 4, variance (9 + 1 + 16) / 3. Wards a, b | b: shares 1/3 and 2/3, variance 2/9."""
+    made = of([[1, 0], [3, 1]], [[8, 1]])
+    age, ward = made.columns
+    assert age.mean == (4.0,)
+    assert age.scale[0] == pytest.approx((26 / 3) ** -0.5)
+    assert ward.mean == pytest.approx((1 / 3, 2 / 3))
+    assert ward.scale == pytest.approx(((2 / 9) ** -0.5,) * 2)
+    assert made.features == ("age", "ward=a", "ward=b")
+    rows = made.apply(np.array([[NAN, NAN], [4, 0]]), COLUMNS)
+    assert rows[0].tolist() == [0, 0, 0]
+    assert rows[1].tolist() == pytest.approx([0, (2 / 3) * (2 / 9) ** -0.5, -(2 / 3) * (2 / 9) ** -0.5])
+
+
+def test_one_client_or_many_give_the_same_preparation() -> None:
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.normal(1e9, 2, 60), rng.integers(0, 2, 60)], axis=1)
+    x[rng.random(x.shape) < 0.3] = NAN
+    whole, parts = of(x), of(x[:7], x[7:40], x[40:])
+    assert whole.features == parts.features
+    for a, b in zip(whole.columns, parts.columns, strict=True):
+        assert a.mean == pytest.approx(b.mean, rel=1e-15)
+        assert a.scale == pytest.approx(b.scale, rel=1e-6)
+    known = x[~np.isnan(x[:, 0]), 0]
+    assert 1 / whole.columns[0].scale[0] == pytest.approx(known.std(), rel=1e-6)
+
+
+def test_a_column_that_is_often_missing_gets_an_indicator() -> None:
+    made = of([[1, NAN], [2, NAN], [3, 0], [4, 1], [NAN, 1], [5, 1], [6, 0], [7, 1], [8, 0]])
+    assert made.features == ("age", "ward=a", "ward=b", "ward missing")  # age lacks 1 of 9, ward 2 of 9
+    here, gone = made.apply(np.array([[1, 0], [1, NAN]]), COLUMNS)[:, 3]
+    assert here < 0 < gone
+    assert made.describe({"age": 1, "ward": 2}) == (
+        "filled 3 missing values in 2 columns by column means; indicator columns for ward"
+    )
+
+
+def test_constant_and_empty_columns_do_no_harm() -> None:
+    """0.1 three times has a mean that is not 0.1: a scale by that rounding would blow up a new value."""
+    columns = (Column("age"), Column("flat"), Column("gone"))
+    made = of([[1, 0.1, NAN], [2, 0.1, NAN], [4, 0.1, NAN]], columns=columns)
+    assert made.features == ("age", "flat")
+    assert made.left_out == ("gone",)
+    assert made.apply(np.array([[1, 5.0, 9.0]]), columns)[0, 1] == 0
+    assert made.describe({"gone": 3}) == "left out gone, which no training sample has"
+    with pytest.raises(UsageError, match="no value in any column"):
+        of([[NAN, NAN]])
+
+
+def test_a_category_that_no_training_sample_has_counts_as_missing() -> None:
+    columns = (Column("ward", ("a", "b", "c")),)
+    made = of([[0], [1], [0]], columns=columns)
+    assert made.features == ("ward=a", "ward=b")
+    assert made.apply(np.array([[2.0]]), columns).tolist() == [[0, 0]]
+
+
+def test_categories_are_matched_by_name_whatever_their_order() -> None:
+    made = of([[1, 0], [2, 1], [3, 1]])
+    other = (Column("ward", ("b", "z", "a")), Column("more"), Column("age"))
+    a = made.apply(np.array([[1, 0], [1, 1], [1, NAN]]), COLUMNS)
+    b = made.apply(np.array([[2, 9, 1], [0, 9, 1], [1, 9, 1]]), other)
+    assert np.array_equal(a, b)
+    with pytest.raises(UsageError, match="no column 'age'"):
+        made.apply(np.array([[1.0]]), (Column("ward", ("a",)),))
+
+
+def test_whole_numbers_name_the_same_category_however_they_are_written() -> None:
+    assert [canonical(text) for text in ("3", "3.0", "3e0", "3.5", "x3")] == ["3", "3", "3", "3.5", "x3"]
+
+
+def write(folder: Path, rows: list[str], name: str = "t.csv", header: str = "age,ward,site,y") -> str:
+    (folder / name).write_text("\n".join([header, *rows]) + "\n")
+    return f"{folder / name}?label=y&owner=site"
+
+
+def rows_of(count: int = 40) -> list[str]:
+    return [f"{i if i % 4 else '?'},{'ab'[i % 3 > 0]},{'nse'[i % 3]},{i % 2}" for i in range(count)]
+
+
+SMALL: dict[str, Any] = {"split": "natural", "model": "mlp:hidden=4", "rounds": 1, "training": Training(batch_size=8)}
+
+
+def test_test_samples_do_not_influence_how_a_table_is_filled_and_scaled(tmp_path: Path) -> None:
+    """Neither the server's test samples nor the clients' own: made huge, missing and of a new ward, nothing moves."""
+    experiment = Experiment(data=load(write(tmp_path, rows_of())), **SMALL)
+    before = assemble(experiment)
+    trained = before.world.train.values.numpy()
+    data = experiment.data
+    assert not isinstance(data, str)
+    x = data.x_train.copy()
+    others = np.setdiff1d(np.arange(len(x)), trained)
+    assert len(others) >= 3
+    x[others, 0] = [1e6 if i % 2 else NAN for i in range(len(others))]
+    x[others, 1] = 2
+    columns = (data.columns[0], Column("ward", ("a", "b", "new")))
+    x_test = np.full_like(data.x_test, 1e6)
+    x_test[:, 1] = NAN
+    after = assemble(replace(experiment, data=replace(data, x_train=x, x_test=x_test, columns=columns)))
+    assert after.table == before.table
+    assert np.array_equal(after.data.x_train[trained], before.data.x_train[trained])
+    assert after.world.test.values.equal(before.world.test.values)
+
+
+def test_clients_that_never_train_do_not_influence_it_either(tmp_path: Path) -> None:
+    experiment = Experiment(data=load(write(tmp_path, rows_of())), **SMALL, holdout=Holdout(newcomers=1))
+    before = assemble(experiment)
+    data = experiment.data
+    assert not isinstance(data, str)
+    x = data.x_train.copy()
+    x[before.partition.clients[before.newcomers[0]], 0] = 1e6
+    assert assemble(replace(experiment, data=replace(data, x_train=x))).table == before.table
+
+
+def test_a_table_with_gaps_trains_and_says_what_was_filled(tmp_path: Path, fedskew: Any) -> None:
+    said = fedskew("run", "--data", write(tmp_path, rows_of()), "--split", "natural", "--rounds", "1", "--workers", "1")
+    assert said.code == 0
+    assert "filled 10 missing values in 1 column by column means" in said.out
+    assert "nan" not in said.out
+
+
+def test_the_query_makes_codes_categories_and_leaves_columns_out(tmp_path: Path) -> None:
+    rows = [f"{i % 3}.0,{'p' + str(i)},{i % 2}" for i in range(12)]
+    path = write(tmp_path, rows, header="code,name,y").partition("?")[0]
+    data = load(f"{path}?label=y&categorical=code&ignore=name")
+    assert data.columns == (Column("code", ("0", "1", "2")),)
+
+
+def test_new_rows_are_read_in_the_columns_of_the_model(tmp_path: Path) -> None:
+    """Columns in another order, one more, a gap, and a ward the model does not know."""
+    made = of([[1, 0], [2, 1], [3, 1]])
+    path = write(tmp_path, ["b,7,x", "?,8,x", "new,n/a,x"], header="ward,age,note").partition("?")[0]
+    x, labels = read_rows(Path(path), made.columns)
+    assert labels is None
+    assert np.array_equal(x, [[7, 1], [8, NAN], [NAN, NAN]], equal_nan=True)
+    with pytest.raises(UsageError, match="no column 'age', which the model needs: expected age, ward"):
+        read_rows(Path(write(tmp_path, ["a"], header="ward").partition("?")[0]), made.columns)
+    bad = write(tmp_path, ["a,old"], header="ward,age").partition("?")[0]
+    with pytest.raises(UsageError, match="column 'age' has 'old' in row 2: expected a number"):
+        read_rows(Path(bad), made.columns)
+
+
+# Between sites.
+
+
+def test_sites_agree_on_what_one_file_of_all_their_rows_gives(tmp_path: Path) -> None:
+    """Site a has numbers only where site b has gaps, and other wards."""
+    a = load(write(tmp_path, [f"{i},w{i % 2},s,{i % 2}" for i in range(20)], "a.csv"))
+    b = load(write(tmp_path, [f"{'' if i % 2 else i},w{i % 3},s,{i % 2}" for i in range(20)], "b.csv"))
+    task = handshake.agree({"a": handshake.facts_of(a), "b": handshake.facts_of(b)})
+    assert task.table is not None
+    assert task.table.features == ("age", "age missing", "ward=w0", "ward=w1", "ward=w2")
+    assert (task.kind, task.shape) == ("float32", (5,))
+    ages = np.concatenate([a.x_train[:, 0], b.x_train[:, 0]])
+    assert task.table.columns[0].mean[0] == pytest.approx(np.nanmean(ages))
+    assert 1 / task.table.columns[0].scale[0] == pytest.approx(np.nanstd(ages))
+    again = msgspec.json.decode(msgspec.json.encode(task), type=type(task))
+    assert np.array_equal(handshake.relabelled(b, again).x_train, prepared(b, task.table).x_train)
+    facts = {"a": handshake.facts_of(a), "b": handshake.facts_of(b)}
+    assert "filled 8 missing values in 1 column" in handshake.describe_filling(task, facts)
+
+
+def sums(name: str = "age", rows: int = 4, present: int = 4, **fields: Any) -> ColumnSums:
+    return ColumnSums(name, rows, present, **fields)
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (sums("edge"), "site b and site a have different columns"),
+        (sums(present=5), "site b: column 'age' counts more values than samples"),
+        (sums(total=NAN), "not finite"),
+        (sums(squares=-1.0), "not finite"),
+        (sums(counts={"x": 1}), "do not add up"),
+        (sums(counts={"x": 5, "y": -1}), "do not add up"),
+        (sums(counts={"x": 4}), "column 'age' has categories at site b and numbers at site a"),
+    ],
+)
+def test_sums_of_a_site_that_cannot_be_true_name_the_site(other: ColumnSums, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        agree_on({"site a": [sums(total=8.0)], "site b": [other]})
+
+
+def test_a_site_without_any_value_in_a_column_fits_both_kinds() -> None:
+    empty = sums(present=0)
+    assert agree_on({"a": [empty], "b": [sums(counts={"x": 4})]}).features == ("age=x", "age missing")
+    assert agree_on({"a": [empty], "b": [sums(total=4.0)]}).features == ("age", "age missing")

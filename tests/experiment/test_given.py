@@ -1,0 +1,165 @@
+"""The Python API refuses what the command line refuses, with one sentence, and takes methods as text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedskew
+from fedskew.core.settings import checked
+from fedskew.experiment.given import method_of, method_text
+
+SMALL = fedskew.Experiment(split="iid:clients=2", model="mlp:hidden=4", rounds=1)
+X, Y = torch.zeros(20, 1, 8, 8), torch.arange(20) % 10
+
+
+class TooFew(nn.Module):
+    """Five outputs, for data of ten classes."""
+
+    def __init__(self, outputs: int = 5, inputs: int = 64) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(inputs, 6), nn.Linear(6, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.flatten(1)))  # type: ignore[no-any-return]
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"rounds": 0}, "rounds=0 is invalid: expected a whole number of at least 1"),
+    ({"rounds": 10**20}, "of at most 1000000"),
+    ({"rounds": 2.5}, "rounds=2.5"),
+    ({"rounds": "5"}, "rounds='5'"),
+    ({"seed": -1}, "seed=-1"),
+    ({"step": "slow"}, "expected one of fast, plain"),
+    ({"training": fedskew.Training(lr=-1)}, "training: lr=-1 is invalid: expected a number above 0."),
+    ({"training": fedskew.Training(lr=float("nan"))}, "lr=nan"),
+    ({"training": fedskew.Training(epochs=0)}, "epochs=0 is invalid: expected a whole number of at least 1"),
+    ({"training": fedskew.Training(optimiser="sgdd")}, "expected one of sgd, adam"),  # type: ignore[arg-type]
+    ({"training": {"lr": 0.1}}, "expected a fedskew.Training"),
+    ({"holdout": fedskew.Holdout(test=1.5)}, "test=1.5"),
+    ({"evaluation": fedskew.Evaluation(every=0)}, "every=0"),
+    ({"trouble": fedskew.Trouble(fault="nann")}, "did you mean 'nan'"),
+    ({"method": fedskew.FedProx(mu=-5)}, "method fedprox: mu=-5 is invalid: expected a number of at least 0."),
+    ({"method": fedskew.FedProx}, "method=FedProx is a class: expected a method, as in FedProx()."),
+    ({"method": "fedprxo"}, "did you mean 'fedprox'"),
+    ({"method": "fedprox:mu=-5"}, "mu='-5' is invalid"),
+    ({"method": 7}, "expected a method"),
+    ({"model": TooFew}, "model=TooFew is a class: expected a net, as in TooFew()."),
+    ({"model": 3}, "expected the name of a net"),
+    ({"data": (X, Y)}, "data is a tuple: expected a name, a path or a DataSet; fedskew.from_dataset"),
+    ({"data": X}, "data is a Tensor"),
+    ({"data": fedskew.DataSet("own", X, Y, X, Y, 10)}, "x_train is a Tensor: expected a numpy array"),  # type: ignore[arg-type]
+    ({"split": 3}, "split=3"),
+]
+
+
+@pytest.mark.parametrize(("given", "sentence"), MISTAKES, ids=[sentence for _, sentence in MISTAKES])
+def test_a_mistake_in_python_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(fedskew.UsageError) as caught:
+        fedskew.run(replace(SMALL, **given))
+    assert sentence in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"workers": 0}, "workers=0 is invalid: expected a number of processes of at least 1, or None."),
+        ({"workers": -2}, "workers=-2"),
+        ({"workers": 1.5}, "workers=1.5"),
+        ({"workers": True}, "workers=True"),
+        ({"engine": "procesess"}, "did you mean 'processes'"),
+        ({"device": "tpu"}, "device tpu is not available"),
+        ({"checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"track": ["tensorbord"]}, "did you mean 'tensorboard'"),
+    ],
+)
+def test_a_mistake_in_how_to_run_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(fedskew.UsageError) as caught:
+        fedskew.run(SMALL, **options)
+    assert sentence in str(caught.value)
+
+
+def test_run_takes_an_experiment_and_nothing_else() -> None:
+    with pytest.raises(fedskew.UsageError, match="'fedavg' is not an experiment"):
+        fedskew.run("fedavg")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("net", "sentence"),
+    [
+        (TooFew(), r"outputs of shape \(2, 5\) for 2 samples: expected \(2, 10\), one for each class"),
+        (TooFew(10, inputs=32), "cannot take samples of digits, of shape 1x8x8: "),
+    ],
+)
+def test_a_net_that_does_not_fit_the_data_is_refused_before_the_run(net: nn.Module, sentence: str) -> None:
+    with pytest.raises(fedskew.UsageError, match=sentence):
+        fedskew.run(replace(SMALL, model=net, head="head"))
+    assert fedskew.run(replace(SMALL, model=TooFew(10), head="head"))
+
+
+def test_a_method_may_be_given_as_text() -> None:
+    assert fedskew.Experiment(method="fedavg").method == fedskew.FedAvg()  # type: ignore[arg-type]
+    assert fedskew.Experiment(method="fedprox:mu=0.1").method == fedskew.FedProx(mu=0.1)  # type: ignore[arg-type]
+    assert fedskew.Experiment(method="fedcrc:epochs=1-2-3").method == fedskew.FedCRC(epochs=(1, 2, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedprox:mu=0.5", "fedcrc:epochs=1-2-3,tau=0.5"])
+def test_a_method_s_text_is_read_back_as_the_same_method(text: str) -> None:
+    assert method_of(method_text(method_of(text))) == method_of(text)
+
+
+def test_numbers_of_numpy_become_python_s() -> None:
+    experiment = replace(SMALL, rounds=np.int64(3), training=fedskew.Training(lr=np.float32(0.5)))
+    assert type(experiment.rounds) is int
+    assert type(experiment.training.lr) is float
+    assert "rounds = 3" in experiment.to_toml()
+
+
+def test_a_user_s_own_method_may_have_fields_that_are_no_plain_values() -> None:
+    class Weird:
+        pass
+
+    @dataclass(frozen=True)
+    class Own(fedskew.Method):
+        weird: Weird = field(default_factory=Weird)
+
+    own = Own()
+    assert checked(own, "method Own") == own
+    assert isinstance(replace(SMALL, method=Own()).method, Own)
+
+
+def test_more_workers_than_cores_become_as_many_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.experiment.machine.cores", lambda: 2)
+    run = fedskew.run(SMALL, workers=100)
+    assert run.workers == 2
+    assert run.notes == ["100 workers are more than the 2 cores of this machine: 2 are used"]
+    assert (fedskew.run(SMALL, workers=2).workers, fedskew.run(SMALL, workers=2).notes) == (2, [])
+    assert fedskew.run(SMALL, workers=None).workers is None
+
+
+def test_a_run_says_what_it_is_and_how_far_it_is() -> None:
+    run = fedskew.run(replace(SMALL, method="fedprox:mu=0.5", seed=4))
+    assert repr(run) == "<Run of fedprox:mu=0.5 on digits, 1 rounds, seed 4: 0 of 1 rounds done>"
+    list(run)
+    assert repr(run) == "<Run of fedprox:mu=0.5 on digits, 1 rounds, seed 4: finished>"
+
+
+def test_help_explains_every_setting() -> None:
+    """`help(fedskew.Experiment)` shows docstrings, not comments."""
+    for kind in (fedskew.Experiment, fedskew.Training, fedskew.Holdout, fedskew.Evaluation, fedskew.Trouble):
+        assert kind.__doc__
+        missing = [name for name in kind.__dataclass_fields__ if f"    {name}: " not in kind.__doc__]
+        assert missing == []
+
+
+def test_records_count_rounds_from_one_for_people() -> None:
+    """`round` stays the index from 0 that hooks and seeds use; a line of records.jsonl holds both."""
+    (record,) = fedskew.run(SMALL)
+    assert (record.round, record.number) == (0, 1)
+    assert list(record.as_dict().items())[:2] == [("number", 1), ("round", 0)]

@@ -1,0 +1,82 @@
+"""A user's own net by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedskew.core.settings import UsageError
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.config import Experiment
+from fedskew.models.own import build_own, find_head, own_net_text, plain_value
+from helpers.own_code import MY
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my.py").write_text(MY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_function_is_called_with_shape_classes_and_options() -> None:
+    net = build_own("my.py:net", (1, 8, 8), 10, seed=0, width=12)
+    assert net.features == 12
+    assert net(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_the_seed_decides_its_initial_values() -> None:
+    a, b, c = (build_own("my.py:net", (1, 8, 8), 10, seed=seed).head.weight for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_a_module_is_taken_as_it_is_and_not_changed() -> None:
+    net = build_own("my.py:module", (1, 8, 8), 10, seed=0)
+    again = build_own("my.py:module", (1, 8, 8), 10, seed=1)
+    assert torch.equal(net.head.weight, again.head.weight)
+
+
+def test_the_head_is_the_last_linear_layer_or_the_one_named() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert find_head(module, 2) == "2"
+    with pytest.raises(UsageError, match=r"0 \(3 outputs\), 2 \(2 outputs\)"):
+        find_head(module, 5)
+    assert build_own("my.py:net", (1, 8, 8), 10, seed=0, head="3").head.out_features == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("8", 8), ("0.5", 0.5), ("true", True), ("relu", "relu"), ("[1, 2]", [1, 2])]
+)
+def test_options_are_numbers_booleans_or_text(text: str, value: Any) -> None:
+    assert plain_value(text) == value
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("my.py:no_method", "expected a module or a function"),
+        ("my.py:net:depth=3", "cannot be called with"),
+        ("my.py:module:width=3", "takes no options"),
+        ("my.py:Pull", "cannot be called with"),
+        ("my.py:net:width=-1", "failed for shape"),
+        ("gone.py:net", "there is no file"),
+    ],
+)
+def test_mistakes_are_one_sentence(model: str, words: str) -> None:
+    with pytest.raises(UsageError, match=r".*") as caught:
+        assemble(Experiment(model=model))
+    assert words in str(caught.value)
+
+
+def test_a_torch_module_needs_no_head_to_be_named() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    assert assemble(Experiment(model=module)).world.net.features == 16
+
+
+def test_our_own_nets_are_no_users_nets() -> None:
+    assert own_net_text("mlp:hidden=16") is None
