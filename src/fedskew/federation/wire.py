@@ -141,11 +141,12 @@ _cached_header = lru_cache(maxsize=256)(_read_header)
 
 
 def _sizes(values: Any, count: int | None = None) -> tuple[int, ...]:
-    """Whole numbers of at least 0 whose product can be a size; `count` is how many there must be (None: any)."""
+    """Whole numbers of at least 0: with `count` so many of them (offsets), else a shape, whose product is a size."""
     numbers = tuple(values)
     if any(type(n) is not int or n < 0 for n in numbers) or (count is not None and len(numbers) != count):
         raise ValueError(f"{str(numbers)[:100]} are not sizes")
-    if len(numbers) > 64 or math.prod(max(n, 1) for n in numbers) > LARGEST:
+    size = math.prod(max(n, 1) for n in numbers) if count is None else max(numbers)
+    if len(numbers) > 64 or size > LARGEST:
         raise ValueError(f"{str(numbers)[:100]} is too large")
     return numbers
 
