@@ -204,6 +204,11 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
+    if run.experiment.evaluation.every == "auto" and setting.evaluate_every > 1:
+        screen.print(
+            f"note: evaluation after every {setting.evaluate_every} rounds, about a tenth of the work; "
+            "--set evaluation.every=1 evaluates every round"
+        )
     for note in setting.notes:
         screen.print(f"note: {note}")
 

@@ -114,7 +114,7 @@ class BaseRun(ABC):
                 self.experiment.rounds,
                 cohort or lineup.cohort,
                 quorum=lineup.quorum,
-                evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
+                evaluate=partial(is_evaluated, rounds=self.rounds, every=lineup.evaluate_every),
                 start=self.start,
                 validate=validate,
                 own=own,
@@ -245,7 +245,9 @@ class Run(BaseRun):
             faults=self.experiment.trouble.faults(),
             newcomers=self.assembled.newcomers,
             evaluated=self.assembled.evaluated,
+            wait_for_workers=False,
         )
+        self.assembled = self.assembled.with_world(self.simulation.world)
         with self.simulation:
             validate = self._validate if self.experiment.stop.patience else None
             yield from self._carry_out(self.simulation, self.assembled, validate=validate, own=self.own)
