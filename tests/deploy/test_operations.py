@@ -305,5 +305,7 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     for _ in range(2):
         answer, payload = played.nodes[0].reply(played.asked[0][1], b"")
         played.nodes[0].audit.record("here:1", "hello", answer, payload)
-    lines = played.nodes[0].audit.path.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["hello", "hello"]
+    played.nodes[0].audit.record("here:1", "work", answer, b"no payload")
+    lines = [json.loads(line) for line in played.nodes[0].audit.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["hello", "hello", "work"]
+    assert lines[2]["groups"] == {"unknown": 10}
