@@ -72,8 +72,8 @@ class Soak:
 
     def kill_link(self) -> None:
         """The server ends with its Flower process, and is started again."""
-        self._kill_children(self.server)
-        self._resume()
+        if self._kill_children(self.server):
+            self._resume()
 
     def kill_site(self) -> None:
         name = self.rng.choice(self.trial.sites)
@@ -81,8 +81,10 @@ class Soak:
         self.sites[name] = self._join(name)
 
     def kill_carrier(self) -> None:
+        """A site ends with its Flower process, and is started again. Nothing happens while it is still starting."""
         name = self.rng.choice(self.trial.sites)
-        self._kill_children(self.sites[name])
+        if not self._kill_children(self.sites[name]):
+            return
         self.sites[name].process.wait()
         self.sites[name] = self._join(name)
 
@@ -109,10 +111,13 @@ class Soak:
                 connection.sendall(text)
 
     @staticmethod
-    def _kill_children(process: Process) -> None:
-        for pid in children(process.process.pid):
+    def _kill_children(process: Process) -> bool:
+        """kill -9 of the child processes; False if there are none."""
+        found = children(process.process.pid)
+        for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return bool(found)
 
     @staticmethod
     def _pause(process: Process, seconds: float) -> None:
@@ -128,6 +133,7 @@ class Soak:
     def carry_out(self, until: float, done: Counter[str]) -> None:
         """Cause faults until the run ends, or the time is over; then let it end."""
         began = time.monotonic()
+        self.server.wait_for("round 1/", LONGEST_RUN)
         while self.server.process.poll() is None and time.monotonic() - began < LONGEST_RUN:
             time.sleep(self.rng.uniform(*QUIET))
             if time.monotonic() < until and self.server.process.poll() is None:
