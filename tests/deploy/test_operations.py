@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -309,3 +310,13 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in played.nodes[0].audit.path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "hello", "work"]
     assert lines[2]["groups"] == {"unknown": 10}
+
+
+@pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service", "Containerfile"])
+def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callable[..., Any], name: str) -> None:
+    text = (Path(__file__).parents[2] / "packaging" / name).read_text()
+    command = "serve" if "server" in name else "join"
+    help_text = fedskew(command, "--help").out
+    used = set(re.findall(r"(--[a-z-]+)", text[text.index(f"{command} --") :].splitlines()[0]))
+    assert len(used) >= 3
+    assert all(option in help_text for option in used)
