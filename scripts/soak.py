@@ -30,6 +30,7 @@ from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 
 METHOD, ROUNDS, EPOCHS = "scaffold", 12, 60
+GRACE = "300"  # seconds a killed site has to come back; a busy machine needs a minute to start it
 QUIET = (2.0, 8.0)  # seconds between faults
 LONGEST_RUN = 1200.0  # seconds
 
@@ -54,7 +55,7 @@ class Soak:
     def __init__(self, trial: Trial, out: str, seed: int, rng: random.Random) -> None:
         self.trial, self.out, self.rng = trial, out, rng
         options = ["--method", METHOD, "--split", split(len(trial.sites)), "--rounds", str(ROUNDS), "--seed", str(seed)]
-        options += ["--set", f"training.epochs={EPOCHS}", "--out", str(trial.folder / out)]
+        options += ["--grace", GRACE, "--set", f"training.epochs={EPOCHS}", "--out", str(trial.folder / out)]
         self.server, self.port = trial.serve(*options)
         self.proxies = {name: Proxy(self.port) for name in trial.sites}
         self.sites = {name: self._join(name) for name in trial.sites}
@@ -64,7 +65,9 @@ class Soak:
 
     def _resume(self) -> None:
         self.server.process.wait()
-        self.server, _ = self.trial.serve("--resume", str(self.trial.folder / self.out), port=self.port)
+        self.server, _ = self.trial.serve(
+            "--resume", str(self.trial.folder / self.out), "--grace", GRACE, port=self.port
+        )
 
     def kill_server(self) -> None:
         self.server.kill()

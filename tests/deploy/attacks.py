@@ -58,7 +58,13 @@ folder = Path(tempfile.mkdtemp())
 made = keys.make({"hosts": [], "sites": ["a", "b"], "days": 1})["sites"]
 for name, pair in made.items():
     (folder / f"{name}.pub").write_text(pair["public"])
-config = {"limit": 50_000_000, "secure": True, "keys": str(folder), "sites": {n: p["public"] for n, p in made.items()}}
+config = {
+    "limit": 50_000_000,
+    "grace": 30.0,
+    "secure": True,
+    "keys": str(folder),
+    "sites": {n: p["public"] for n, p in made.items()},
+}
 server = link.Link(config, Told())
 listener = connections.listen("127.0.0.1", 0)
 port = listener.getsockname()[1]
