@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedskew.evaluation.metrics import Metrics, Population
     from fedskew.experiment.result import Result
 
+UNEVEN = 2  # clients' pooled test parts are never quite balanced: more figures if a class has twice another's samples
 NAMED = 20  # clients with names that get a line each
 
 
@@ -83,7 +84,7 @@ def client_rows(result: Result) -> list[list[str]]:
 def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
     """The figures of the closing table, as (figure, words, value), the leading one first.
 
-    Where a set of samples is balanced and has more than two classes, its accuracies are enough. Personal models that
+    Where classes have about equally many samples and are more than two, accuracies are enough. Personal models that
     are the global model are left out.
     """
     metrics = result.metrics
@@ -110,6 +111,9 @@ def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
     detail: Any = metrics
     for key in MODELS[start][1]:
         detail = getattr(detail, "global_" if key == "global" else key, None)
-    if detail is None or (detail.balanced is not False and len(detail.per_class) > 2):
+    if detail is None or not detail.samples:
+        return []
+    uneven = max(detail.samples) >= UNEVEN * min(detail.samples) or (not start and not detail.balanced)
+    if not uneven and len(detail.per_class) > 2:
         return []
     return [(FIGURES[start + key], "") for key in IMBALANCED]
