@@ -146,7 +146,11 @@ class Proxy:
             if not self.up:
                 near.close()
                 continue
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the server is down
+                near.close()
+                continue
             self.connections += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()

@@ -192,6 +192,7 @@ class Response:
         (True, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
         (True, 403, {"refused": "key: the server does not know"}, verdicts.Unknown, "restarted"),
         (True, 401, "no", verdicts.Unknown, "restarted"),
+        (True, 403, {"refused": "source: the request is for another node"}, verdicts.Unknown, "restarted"),
         (False, 401, "no", verdicts.Refused, "signature"),
         (False, 412, {"code": 2004}, verdicts.Away, "still regards this site as online"),
         (True, 413, {"refused": "size: a reply may have 5 bytes"}, verdicts.TooLarge, "5 bytes"),

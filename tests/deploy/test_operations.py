@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -305,5 +306,17 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     for _ in range(2):
         answer, payload = played.nodes[0].reply(played.asked[0][1], b"")
         played.nodes[0].audit.record("here:1", "hello", answer, payload)
-    lines = played.nodes[0].audit.path.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["hello", "hello"]
+    played.nodes[0].audit.record("here:1", "work", answer, b"no payload")
+    lines = [json.loads(line) for line in played.nodes[0].audit.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["hello", "hello", "work"]
+    assert lines[2]["groups"] == {"unknown": 10}
+
+
+@pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service", "Containerfile"])
+def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callable[..., Any], name: str) -> None:
+    text = (Path(__file__).parents[2] / "packaging" / name).read_text()
+    command = "serve" if "server" in name else "join"
+    help_text = fedskew(command, "--help").out
+    used = set(re.findall(r"(--[a-z-]+)", text[text.index(f"{command} --") :].splitlines()[0]))
+    assert len(used) >= 3
+    assert all(option in help_text for option in used)

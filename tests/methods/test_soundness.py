@@ -147,13 +147,7 @@ def law(name: str, method: Method) -> str:
     return judge(cell, references() | {(cell, 0): last_accuracy(method)}, {name: type(method)}).kind
 
 
-# defaults that do collapse here, and why; a test fails as soon as one no longer does
-KNOWN = {
-    "ratioloss": "R is up to 5000: in round 6 one class weighs 501 times as much as in the cross entropy",
-    "fedgen": "beta = 10; with beta = 0 or alpha = beta = 1 it ends above 90 %",
-}
-MARKS = {name: [pytest.mark.xfail(reason=why, strict=True)] for name, why in KNOWN.items()}
-MARKS["creff"] = [pytest.mark.slow]  # runs with its defaults: the quick settings leave its head untrained
+MARKS = {"creff": [pytest.mark.slow]}  # runs with its defaults: the quick settings leave its head untrained
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in REGISTRY])

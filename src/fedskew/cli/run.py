@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.hints import print_next
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedskew.evaluation.metrics import Metrics, Population
-    from fedskew.experiment.config import Experiment
     from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
@@ -260,19 +260,6 @@ def print_result(
         screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
-
-
-def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
-    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
-    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
-    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
-    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
-    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
-    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
-    screen.print()
-    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
-        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
 
 
 IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced

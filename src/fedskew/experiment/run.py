@@ -220,12 +220,12 @@ class Run(BaseRun):
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
-        if directory is not None:
-            directory.describe(card_of_assembled(experiment, self.assembled))
 
     def __iter__(self) -> Iterator[Record]:
         try:
             if self.result is None:
+                if self.directory is not None:
+                    self.directory.describe(card_of_assembled(self.experiment, self.assembled))
                 folder = self.directory.path if self.directory is not None else Path("runs")
                 first = self.start[0] if self.start else 0
                 with tracked(self.trackers, folder, self.experiment.as_dict(), first) as track:

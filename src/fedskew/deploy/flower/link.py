@@ -22,7 +22,6 @@ from .superlink import make_app, register, start_run, unregister
 
 LINGER = 0.5  # seconds before the process ends, in which sites get the responses to their last requests
 TICK = 0.05  # seconds between polls of the SuperLink's state
-GRACE = 30.0  # seconds a site may be offline before it is left out of a round
 STOPPED = 5.0  # seconds between two polls after which this process was suspended, and its sites need time again
 KEYS = 2.0  # seconds between looks for keys that were revoked
 
@@ -39,6 +38,7 @@ class Link:
         self.out: dict[str, Sent] = {}  # Flower's message id -> message
         self.online: set[int] = set()  # nodes
         self.polled = self.woke = time.time()  # when `poll` ran last; when this process was last suspended
+        self.grace = float(config["grace"])  # seconds a site may be offline before it is left out of a round
         self.bell = Bell()
         self.keys = {name: Path(config["keys"]) / f"{name}.pub" for name in config["sites"]}
         self.access = Access(self.out, self.lock, self._give_up, self._reset, time.monotonic)
@@ -128,7 +128,7 @@ class Link:
             if message not in self.state.message_ins_id_to_message_res_id:
                 if info.status != "online":
                     offline = time.time() - max(info.online_until or 0, self.woke)
-                    return offline > GRACE and self._drop(message, sent, "is not online")
+                    return offline > self.grace and self._drop(message, sent, "is not online")
                 if stored.metadata.delivered_at and stored.metadata.delivered_at < info.last_activated_at:
                     stored.metadata.delivered_at = ""  # the site was restarted after it got the message: send it again
                     self.bell.ring()

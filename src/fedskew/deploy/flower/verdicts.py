@@ -35,7 +35,7 @@ def verdict(response: Any, joined: bool) -> Exception:
         why = str(response.json().get("refused", ""))[:300]
     except (ValueError, AttributeError, RecursionError):
         why = ""
-    if joined and (response.status_code in (401, 412) or why.startswith("key")):
+    if joined and (response.status_code in (401, 412) or why.startswith(("key", "source"))):
         return Unknown("the server was restarted")  # and registered its sites again
     if why.startswith("size"):
         return TooLarge(why)
