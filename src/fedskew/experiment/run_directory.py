@@ -18,6 +18,7 @@ kept: if the checksum of one does not match, the one before it is used.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from collections.abc import Iterable
@@ -235,6 +236,8 @@ class RunDirectory:
         with self.index.open("a") as file:
             for version in self.store.flush(until=round):
                 file.write(json.dumps(version._asdict()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         notes = {
             "round": round,
             "records": self.records.stat().st_size,
