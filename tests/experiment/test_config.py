@@ -224,10 +224,6 @@ def test_automatic_evaluation_is_every_round_where_all_of_it_is_small() -> None:
     assert spacing(400, 20, clients_per_round=1) == 1
 
 
-def test_automatic_evaluation_of_a_run_without_training_ends_with_the_run() -> None:
-    assert spacing(4000, 200, training=Training(epochs=0)) == 1000
-
-
 @pytest.mark.parametrize(("text", "value"), [("5", 5), ("auto", "auto")])
 def test_the_spacing_of_evaluations_can_be_given_as_text(text: str, value: object) -> None:
     assert from_dict({"evaluation": {"every": text}}).evaluation.every == value
