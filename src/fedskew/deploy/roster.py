@@ -80,6 +80,7 @@ class Roster:
         self.link, self.names, self.say, self.keyless = link, names, say, keyless
         self.nodes = dict(nodes)
         self.online: set[int] = set()  # nodes
+        self.on_change: Callable[[], None] = lambda: None  # called when a site comes, goes, agrees or is refused
         self.hello: Request | None = None
         self.greetings: set[int] = set()  # batches of greetings
         self.greeted: dict[int, float] = {}  # node -> when to greet it again; infinity while it is to answer
@@ -153,6 +154,7 @@ class Roster:
         """Report something that was refused, and keep it for `fedskew status`."""
         self.refusals = [*self.refusals[-19:], f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}"]
         self.say(f"warning: {text}")
+        self.on_change()
 
     def _update_online(self, online: set[int]) -> None:
         for node in sorted(online ^ self.online):
@@ -161,6 +163,7 @@ class Roster:
         for node in online - self.online:
             self.greeted.pop(node, None)
         self.online = online
+        self.on_change()
 
     def _name(self, node: int) -> str:
         return next((name for name, n in self.nodes.items() if n == node), f"node {node}")
@@ -202,6 +205,7 @@ class Roster:
         if self.keyless:
             self.nodes[name] = node
         self.answers[name] = answer
+        self.on_change()
 
 
 class Replies:
