@@ -28,9 +28,12 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensors:
 def enough(of: Tensors, least: int) -> Tensors:
     """Class statistics [classes, ...] with a `count`; zeros and count 0 for classes of fewer than `least` samples.
 
-    The mean feature of one sample is that sample's: what too few samples are behind must not leave a site.
+    The mean feature of one sample is that sample's: what too few samples are behind must not leave a site. With 1 they
+    stay as they are.
     """
-    kept = of["count"] >= max(least, 1)
+    if least <= 1:
+        return of
+    kept = of["count"] >= least
     return Tensors({name: torch.where(kept.view(-1, *[1] * (t.dim() - 1)), t, 0) for name, t in of.items()})
 
 
