@@ -40,7 +40,7 @@ def test_the_second_round_is_counted_in_which_what_the_first_made_is_there() -> 
 
 
 def test_a_round_of_another_kind_is_counted_apart() -> None:
-    """CCVR's last round sends moments of 200 features for each of 3 classes up: their sum, that of products, and a count."""
+    """CCVR's last round sends moments of 200 features for each of 3 classes up: sums, products and counts."""
     made = costs("ccvr")
     assert made.up == {"parameters": MODEL, "buffers": 0}
     assert made.once == {"calibrate": ({"parameters": MODEL, "buffers": 0}, {"moments": 964_824})}
