@@ -162,7 +162,7 @@ def test_a_model_that_calls_every_patient_healthy_is_not_shown_as_good(fedskew: 
     words = ["run", "--data", data, "--split", "natural", "--rounds", "2", "--model", "mlp:hidden=4"]
     done = fedskew(*words)
     assert "balanced test set" not in done.out
-    assert "round 2/2 balanced accuracy 50.00 %" in done.out
+    assert "round 2/2 test balanced accuracy 50.00 %" in done.out
     first = next(line for line in done.out.splitlines() if "│" in line)
     assert "balanced accuracy" in first
     assert first.endswith(" 50.00")

@@ -12,7 +12,7 @@ from fedskew.core.settings import UsageError
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
-from fedskew.studies.compare import Compared, run_methods, summarise, write
+from fedskew.studies.compare import Compared, distinct, run_methods, summarise, write
 from fedskew.studies.execution import Outcome, execute
 from helpers.records import a_record, a_result
 
@@ -102,3 +102,31 @@ def test_a_failed_run_is_reported_and_the_others_are_run(tmp_path: Path) -> None
     lines = summarise(runs, target=0.5)
     assert [(line["seeds"], line["failed"], line["global"]) for line in lines] == [(0, 1, None), (0, 1, None)]
     write(tmp_path, base, runs, lines)
+
+
+def test_the_same_method_in_other_words_is_one_method() -> None:
+    """`fedprox` has mu=0.01 by default."""
+    assert distinct(["fedavg", "fedprox", "fedavg", "fedprox:mu=0.01", "fedprox:mu=0.5"]) == [
+        "fedavg",
+        "fedprox",
+        "fedprox:mu=0.5",
+    ]
+
+
+def test_lines_are_sorted_and_differences_are_paired_by_seed() -> None:
+    """FedProx less FedAvg: +10 and +20 points; the mean is 15, the margin 12.7 * 5 = 63.5 points."""
+    table = {"fedavg": (0.5, 0.6), "fedprox": (0.6, 0.8), "fedper": (None, None)}
+    runs = [
+        Compared(name, seed, Outcome(a_result(accuracy), [a_record(0, accuracy)]))
+        for name, accuracies in table.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    lines = summarise(runs, None)
+    assert [(line["method"], line["best"]) for line in lines] == [
+        ("fedprox", True),
+        ("fedavg", False),
+        ("fedper", False),
+    ]
+    assert lines[0]["over_baseline"] == pytest.approx(0.15)
+    assert lines[0]["over_baseline_margin"] == pytest.approx(0.635, abs=1e-3)
+    assert lines[1]["over_baseline"] is lines[2]["over_baseline"] is None

@@ -1,17 +1,35 @@
-"""What `fedskew compare` prints: progress, then one line per method."""
+"""What `fedskew compare` prints: progress, what was found, then one line per method, best first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
-from fedskew.evaluation.figures import ACCURACIES, COMPARED, FIGURES, Figure
+from fedskew.evaluation.figures import COMPARED, Figure
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
-from fedskew.studies.compare import run_methods, summarise, write
+from fedskew.studies.compare import SHOWN, order, run_methods, summarise, write
+from fedskew.studies.ranking import Standing, finding, over_text
+
+# titles of columns that say of which model; the figures' whole words are printed below the table
+TITLES = {
+    "global": "global",
+    "clients": "clients, global model",
+    "clients_worst": "worst tenth, global model",
+    "personal": "clients, personal models",
+    "worst": "worst tenth, personal models",
+    "new": "new clients, personal models",
+    "balanced": "balanced accuracy",
+    "personal_balanced": "balanced accuracy, personal models",
+    "f1": "macro F1",
+    "auroc": "AUROC",
+}
+COLUMNS = (*(k for k in SHOWN if k not in ("clients_worst", "personal", "worst", "new")), "clients_worst")
+COLUMNS = (*COLUMNS, "personal", "worst", "new")  # each model's mean beside its worst tenth
+IMBALANCED = ("balanced", "f1", "auroc", "personal_balanced")  # shown where the test samples are not balanced
 
 
 def show_comparison(
@@ -41,36 +59,63 @@ def show_comparison(
 
         runs = run_methods(base, methods, seeds, out, watch, **options)
     lines = summarise(runs, target, goal)
+    figure, baseline, standings = order(runs, goal)
+    found = finding(standings, figure, baseline)
     write(out, base, runs, lines)
     if as_json:
-        print_json({"methods": lines, "directory": str(out)})
+        about = {"goal": figure.key, "baseline": baseline, "finding": found, "directory": str(out)}
+        print_json({"methods": lines} | about)
         return
-    title = f"{base.data if isinstance(base.data, str) else base.data.name}, {base.split}"
-    screen.print(make_table(title, *columns_and_rows(lines)))
-    screen.print("accuracy in %, mean and standard deviation over seeds:")
-    for figure in shown_accuracies(lines):
-        screen.print(f"  {figure.key:<10}{figure.words}")
+    data = base.data if isinstance(base.data, str) else base.data.name
+    screen.print(f"\n{found}\n" if found else "", markup=False)
+    shared = shared_facts(lines)
+    screen.print(make_table(f"{data}, {base.split}{shared}", *columns_and_rows(lines, figure, standings, baseline)))
+    screen.print("mean ± standard deviation over seeds; * best of the first column")
+    if baseline is not None:
+        screen.print(f"over {baseline}: mean difference with the same seeds ± half its 95 % interval, in points")
+    for other in shown_figures(lines, figure):
+        screen.print(f"  {title(other)}: {other.words}, in {other.unit}" if other.unit else f"  {other.words}")
     for run in runs:
         if run.outcome.failed:
-            screen.print(f"{run.method} seed {run.seed} failed: {run.outcome.failed}")
-    screen.print(f"saved in {out}")
+            screen.print(f"{run.method} seed {run.seed} failed: {run.outcome.failed}", markup=False)
+    screen.print(f"saved in {out}", markup=False)
+    screen.print(
+        f"\nnext: fedskew report {out}    curves, confusion matrices, costs and drift on one page", markup=False
+    )
 
 
-def shown_accuracies(lines: Sequence[dict[str, Any]]) -> list[Figure]:
-    """The figures that at least one method has: what counts first (see `summarise`), then the accuracies."""
-    keys = dict.fromkeys([*(line["goal"] for line in lines if line["goal"]), *ACCURACIES])
-    return [FIGURES[key] for key in keys if any(line.get(key) is not None for line in lines)]
+def shared_facts(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How many seeds and rounds there are, if all methods have the same: `; 3 seeds, 30 rounds`."""
+    facts = {key: {line[key] for line in lines} for key in ("seeds", "rounds")}
+    return "".join(f"; {next(iter(v))} {key}" for key, v in facts.items() if len(v) == 1)
 
 
-def columns_and_rows(lines: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def title(figure: Figure) -> str:
+    """A figure's column title, which says of which model it is."""
+    return TITLES.get(figure.key, figure.key)
+
+
+def shown_figures(lines: Sequence[Mapping[str, Any]], goal: Figure) -> list[Figure]:
+    """The figures that at least one method has: `goal` first, those for imbalanced samples only if it is one."""
+    every = [goal, *(SHOWN[key] for key in COLUMNS if key not in IMBALANCED or goal.key != "global")]
+    return [f for f in dict.fromkeys(every) if any(line[f.key] is not None for line in lines)]
+
+
+def columns_and_rows(
+    lines: Sequence[Mapping[str, Any]], goal: Figure, standings: Sequence[Standing], baseline: str | None
+) -> tuple[list[str], list[list[Any]]]:
     """The table of a comparison: its columns' titles, and a row per line of `summarise`."""
-    accuracies = shown_accuracies(lines)
+    first, *others = shown_figures(lines, goal) or [goal]
     costs = [figure for key, figure in COMPARED.items() if key != "bytes_to_target" and key in lines[0]]
-    columns = ["method", "seeds", "rounds", *(f.key for f in accuracies), *(f.words for f in costs)]
+    differ = [key for key in ("seeds", "rounds") if len({line[key] for line in lines}) > 1]
+    over = [f"over {baseline}"] if baseline is not None and len(lines) > 1 else []
+    columns = ["method", *differ, title(first), *over, *map(title, others), *(f.words for f in costs)]
     rows = [
-        [line["method"], line["seeds"], line["rounds"]]
-        + [figure.text(line.get(figure.key), line.get(f"{figure.key}_std")) for figure in accuracies]
+        [line["method"], *(line[key] for key in differ)]
+        + [first.text(line[first.key], line[f"{first.key}_std"]) + (" *" if line["best"] else "")]
+        + [over_text(standing.over, goal) for _ in over]
+        + [figure.text(line[figure.key], line[f"{figure.key}_std"]) for figure in others]
         + [figure.text(line[figure.key]) for figure in costs]
-        for line in lines
+        for line, standing in zip(lines, standings, strict=True)
     ]
     return columns, rows

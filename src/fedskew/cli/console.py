@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedskew.experiment.run import BaseRun
     from fedskew.federation.protocol import Record
 
-PAGE = 160  # columns if the output is not a terminal
+PAGE = 240  # columns if the output is not a terminal: wide enough that tables need not be folded
+NAME = 40  # letters of a table's first column that are not folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
@@ -81,11 +82,12 @@ def end_if_diverged(run: BaseRun) -> None:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    """A table for the screen. Columns of numbers are aligned right."""
+    """A table for the screen. Columns of numbers are aligned right. Text that is too wide is folded, never cut."""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for i, column in enumerate(columns):
         is_text = any(isinstance(row[i], str) and not row[i][:1].isdigit() for row in rows)
-        table.add_column(column, justify="left" if is_text else "right")
+        least = min(max((len(str(row[i])) for row in rows), default=0), NAME) if i == 0 else None
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold", min_width=least)
     for row in rows:
         table.add_row(*map(str, row))
     return table

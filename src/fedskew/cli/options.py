@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedskew.core.files import sha256
 from fedskew.core.settings import UsageError
 
 if TYPE_CHECKING:
@@ -74,6 +77,8 @@ Goal = Annotated[
     ),
 ]
 
+MOST_SEEDS = 1000  # in one range of --seeds
+
 # options that set a setting of another name
 SETTING_OF = {
     "method": "method.name",
@@ -101,7 +106,7 @@ def read_experiment(config: Path | None, settings: dict[str, Any], assignments: 
     from fedskew.experiment.config import from_dict, read_toml
     from fedskew.experiment.given import method_table
 
-    values = read_toml(config) if config is not None else {}
+    values, settings = read_toml(config) if config is not None else {}, dict(settings)
     if isinstance(values.get("method"), str):
         values["method"] = method_table(values["method"])
     if "method.name" in settings:
@@ -151,11 +156,19 @@ def stop_rule(text: str | None) -> dict[str, str]:
 
 
 def seed_list(text: str) -> list[int]:
-    """`0,1,2` gives [0, 1, 2]."""
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--seeds {text} is invalid: expected whole numbers, as in 0,1,2.") from None
+    """`0,1,2` and `0-2` give [0, 1, 2]. A seed that is named twice counts once."""
+    seeds: dict[int, None] = {}
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--seeds {text} is invalid: expected whole numbers, as in 0,1,2 or 0-4.")
+        low, high = int(first), int(last or first)
+        if not low <= high < low + MOST_SEEDS:
+            raise UsageError(
+                f"--seeds {text} is invalid: expected a range from low to high of at most {MOST_SEEDS}, as in 0-4."
+            )
+        seeds |= dict.fromkeys(range(low, high + 1))
+    return list(seeds)
 
 
 def run_options(
@@ -197,3 +210,11 @@ def default_out(experiment: Experiment) -> Path:
     name = Path(str(experiment.data)).stem if experiment.data else "data"
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1000:03d}"
     return Path("runs") / f"{experiment.method_name}-{name}-{stamp}"
+
+
+def comparison_out(base: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> Path:
+    """runs/compare-<data>-<code>: a folder of this comparison's own. The same comparison has the same folder."""
+    settings = {key: value for key, value in base.as_dict().items() if key not in ("method", "seed")}
+    told = json.dumps([settings, sorted(methods), sorted(seeds)], sort_keys=True, default=str)
+    name = Path(str(base.data)).stem if base.data else "data"
+    return Path("runs") / f"compare-{name}-{sha256(told.encode())[:8]}"

@@ -25,6 +25,7 @@ from fedskew.cli.options import (
     Target,
     Track,
     Workers,
+    comparison_out,
     given_settings,
     read_experiment,
     run_options,
@@ -47,7 +48,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def compare_command(
     methods: Methods,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Seeds, e.g. 0,1,2.")] = "0",
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds, e.g. 0,1,2 or 0-4.")] = "0",
     data: Data = None,
     split: Split = None,
     model: Model = None,
@@ -56,7 +57,10 @@ def compare_command(
     on_divergence: OnDivergence = None,
     set_: Set = None,
     config: Config = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs and the table.")] = Path("runs/compare"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the runs and the table; default: one of this comparison's own."),
+    ] = None,
     workers: Workers = None,
     engine: Engine = "processes",
     device: Device = "auto",
@@ -72,6 +76,7 @@ def compare_command(
     """
     from fedskew.cli.comparison import show_comparison
     from fedskew.evaluation.figures import check_goal, target_value
+    from fedskew.studies.compare import distinct
 
     settings = given_settings(
         data=data,
@@ -84,7 +89,9 @@ def compare_command(
     experiment = read_experiment(config, settings, set_)
     options = run_options(workers, engine, device, data_dir, track)
     reach = None if target is None else target_value(target, check_goal(goal))
-    show_comparison(experiment, methods, seed_list(seeds), out, reach, as_json, options, check_goal(goal))
+    chosen, given_seeds = distinct(methods), seed_list(seeds)
+    folder = out or comparison_out(experiment, chosen, given_seeds)
+    show_comparison(experiment, chosen, given_seeds, folder, reach, as_json, options, check_goal(goal))
 
 
 def table_command(
@@ -97,7 +104,7 @@ def table_command(
         str, typer.Option(metavar="SCALE", help="paper (as published) or reduced (for two CPU cores).")
     ] = "reduced",
     seeds: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Seeds, e.g. 0,1,2; default: the recipe's.")
+        str | None, typer.Option(metavar="SEEDS", help="Seeds, e.g. 0,1,2 or 0-4; default: the recipe's.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the runs; default runs/tables/<name>.")
@@ -140,7 +147,7 @@ def table_command(
 def tune_command(
     methods: Methods,
     budget: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of each method.")] = 20,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Seeds; a trial's accuracy is their mean.")] = "0",
+    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds; a trial's accuracy is their mean.")] = "0",
     data: Data = None,
     split: Split = None,
     model: Model = None,
@@ -186,6 +193,8 @@ def report_command(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", hidden=True)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")] = Path("report.html"),
     drift: Annotated[bool, typer.Option(help="Compute drift from the saved models.")] = True,
+    goal: Goal = None,
+    target: Target = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -197,7 +206,13 @@ def report_command(
 
     screen = make_screen(as_json)
     count = write_report(
-        folders, out, drift=drift, data_dir=data_dir, say=lambda text: screen.print(text, markup=False)
+        folders,
+        out,
+        drift=drift,
+        data_dir=data_dir,
+        goal=goal,
+        target=target,
+        say=lambda text: screen.print(text, markup=False),
     )
     if as_json:
         print_json({"runs": count, "file": str(out), "bytes": out.stat().st_size})

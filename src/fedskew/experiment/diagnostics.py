@@ -106,14 +106,18 @@ def global_net(world: World, server: Payload) -> Any:
 
 def drifted(world: World, server: Payload, store: Store, members: Sequence[int]) -> list[Payload]:
     """The models of up to ten clients after a round of local training that starts from the server's broadcast."""
-    able = [client for client in members if len(world.train[client])][:CLIENTS]
     broadcast, models = world.method.broadcast(server), []
-    for client in able:
+    for client in drifting_clients(world, members):
         blob = store.get(client)
         done = world.train_client(client, world.rounds - 1, "train", broadcast, decode(blob) if blob else {})
         payloads = (world.initial, broadcast, done.update.payload, done.state)
         models.append({group: _overlay(group, payloads) for group in MODEL})
     return models
+
+
+def drifting_clients(world: World, members: Sequence[int]) -> list[int]:
+    """The clients whose heads are compared: the first ten that have training samples."""
+    return [client for client in members if len(world.train[client])][:CLIENTS]
 
 
 def _overlay(group: str, payloads: Sequence[Payload]) -> Tensors:

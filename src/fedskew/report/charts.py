@@ -1,63 +1,65 @@
-"""Charts as plain data for plotly.js: what to draw. The page adds fonts and colours for light and dark."""
+"""Charts as plain data: what to draw. charts.js draws it, page.css has the colours for light and dark."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.split.plot import MAX_CLIENTS
-from fedskew.evaluation.figures import headline
+from fedskew.evaluation.figures import Figure
+from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.run_directory import SavedRun
 from fedskew.report.runs import Group
 
-Chart = dict[str, Any]  # title, data and layout (as in plotly.js), height in pixels
-# Tableau's ten: easy to tell apart on white and on black
-COLOURS = ("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac")
-DASHES = ("solid", "dash", "dot")
-BAND = "22"  # opacity of a band, as the last two digits of #rrggbbaa
-CELLS = 40  # a heat map with more columns has no numbers in its cells
+Chart = dict[str, Any]  # kind, title, and what charts.js says of that kind
+Read = Callable[[Metrics], float | None]
+MAX_POINTS = 400  # rounds of a curve; of longer ones every n-th round is drawn
+MAX_BY_CLASS = 30_000  # points of all curves by class together
 
 
-def make_chart(title: str, data: list[Any], height: int = 380, **layout: Any) -> Chart:
-    """A chart of these traces; `layout` is plotly's."""
-    return {"title": title, "data": data, "height": height, "layout": layout}
+def curves(group: Group, figures: Sequence[tuple[str, Figure]], names: Sequence[str], unit: str = "%") -> Chart:
+    """Figures by round: for each method the mean over seeds and a band of one standard deviation.
+
+    `figures` are (name of the view, figure); those that no run has are left out. The last view is the accuracy of one
+    class, by the classes' names.
+    """
+    scale = 100 if unit == "%" else 1
+    views = [{"name": name, "series": _series(group, figure.of, scale)} for name, figure in figures]
+    by_class = [{"name": name, "series": _series(group, _recall(c), scale)} for c, name in enumerate(names)]
+    views = [view for view in views if view["series"]]
+    if sum(len(s["points"]) for one in by_class for s in one["series"]) <= MAX_BY_CLASS:
+        by_class = [one for one in by_class if one["series"]]
+        views += [{"name": "one class", "choices": by_class}] if by_class else []
+    note = "mean over seeds; bands: one standard deviation" if max(map(len, group.methods.values())) > 1 else ""
+    return {"kind": "lines", "title": "By round", "x": "round", "unit": unit, "views": views, "note": note}
 
 
-def colour(i: int) -> str:
-    """The colour of the i-th series; they repeat after ten."""
-    return COLOURS[i % len(COLOURS)]
+def _recall(c: int) -> Read:
+    """The accuracy of one class, of the model that leads."""
+    return lambda metrics: metrics.leading.per_class[c] if metrics.leading and metrics.leading.per_class else None
 
 
-def curves(group: Group) -> Chart:
-    """Accuracy by round: for each method the mean over seeds, and a band of one standard deviation."""
-    data: list[Any] = []
+def _series(group: Group, read: Read, scale: float) -> list[Any]:
+    """One curve per method that has the figure: [round, mean, standard deviation]."""
+    series = []
     for i, (name, runs) in enumerate(group.methods.items()):
-        rounds, mean, std = over_seeds([accuracies(run) for run in runs])
-        line = {"color": colour(i), "dash": DASHES[i // len(COLOURS) % len(DASHES)]}
-        if any(std):
-            data.append(band(rounds, mean, std, colour(i), name))
-        mode = "lines+markers" if len(rounds) < 30 else "lines"
-        data.append({"x": rounds, "y": mean, "name": name, "legendgroup": name, "mode": mode, "line": line})
-    return make_chart("Accuracy by round (%)", data, 420, xaxis={"title": {"text": "round"}}, hovermode="x unified")
+        rounds, mean, std = over_seeds([by_round(run, read, scale) for run in runs])
+        step = -(-len(rounds) // MAX_POINTS) or 1
+        points = [[r, round(m, 3), round(s, 3)] for r, m, s in zip(rounds, mean, std, strict=True)]
+        if points:
+            kept = points[::-step][::-1]  # the last round is always drawn
+            series.append({"name": name, "colour": i, "points": kept})
+    return series
 
 
-def band(rounds: list[int], mean: list[float], std: list[float], shade: str, name: str) -> Chart:
-    """The area between mean - std and mean + std, as a trace."""
-    above = [m + s for m, s in zip(mean, std, strict=True)]
-    below = [m - s for m, s in zip(mean, std, strict=True)]
-    look = {"fill": "toself", "fillcolor": shade + BAND, "line": {"width": 0}, "mode": "lines"}
-    silent = {"hoverinfo": "skip", "showlegend": False, "legendgroup": name}
-    return {"x": rounds + rounds[::-1], "y": above + below[::-1], **look, **silent}
-
-
-def accuracies(run: SavedRun) -> dict[int, float]:
-    """The run's headline accuracy in percent, by round (from 1), for the rounds that were evaluated."""
-    values = {r.number: headline(r.metrics) for r in run.records}
-    return {round: 100 * value for round, value in values.items() if value is not None}
+def by_round(run: SavedRun, read: Read, scale: float = 100) -> dict[int, float]:
+    """A figure of a run by round (from 1), for the rounds that were evaluated and have it."""
+    values = {r.number: read(r.metrics) for r in run.records if r.metrics is not None}
+    return {round: scale * value for round, value in values.items() if value is not None}
 
 
 def over_seeds(runs: Sequence[dict[int, float]]) -> tuple[list[int], list[float], list[float]]:
@@ -67,67 +69,75 @@ def over_seeds(runs: Sequence[dict[int, float]]) -> tuple[list[int], list[float]
     return rounds, [statistics.mean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
 
 
-def split(table: npt.NDArray[np.int64], labels: Sequence[str]) -> Chart:
+def split(table: npt.NDArray[np.int64], labels: Sequence[str], clients: Sequence[str]) -> Chart:
     """Which client has which classes: a dot's area is the number of samples.
 
-    `table` is [clients, classes]. With many clients only every n-th is drawn.
+    `table` is [clients, classes]; `labels` and `clients` are their names. With many clients only every n-th is drawn.
     """
     step = -(-len(table) // MAX_CLIENTS)
     client, label = np.nonzero(table[::step])
     counts = table[::step][client, label]
-    most = max(4.0, min(34.0, 900 / max(len(table[::step]), 1)))
-    hover = [f"client {c * step}, class {labels[int(k)]}: {n:,}" for c, k, n in zip(client, label, counts, strict=True)]
-    look = {"color": colour(0), "line": {"width": 0}, "opacity": 0.8}
-    area = {"size": counts.tolist(), "sizemode": "area", "sizeref": 2 * float(counts.max()) / most**2}
-    where = {"x": (client * step).tolist(), "y": [labels[int(c)] for c in label]}
-    dots = {**where, "mode": "markers", "marker": area | look, "text": hover, "hoverinfo": "text"}
     sampled = f" (one client in {step} is drawn)" if step > 1 else ""
-    return make_chart(
-        f"Samples by client and class{sampled}",
-        [dots],
-        height=160 + 22 * min(len(labels), 30),
-        xaxis={"title": {"text": "client"}},
-        yaxis={"type": "category", "categoryarray": list(labels), "categoryorder": "array"},
-    )
+    return {
+        "kind": "dots",
+        "title": f"Who has what: training samples by client and class{sampled}",
+        "columns": list(clients)[::step],
+        "rows": list(labels),
+        "x": "client",
+        "y": "class",
+        "one": "client",
+        "points": np.stack([client, label, counts], 1).tolist(),
+    }
 
 
 def heat(
     title: str,
-    x: Sequence[str],
-    y: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[str],
     values: Sequence[Sequence[float | None]],
     *,
-    shares: bool = True,
-    x_title: str = "",
+    x: str = "",
+    y: str = "",
+    high: float | None = None,
 ) -> Chart:
-    """A heat map of values [y, x]; None leaves a gap. `shares`: values from 0 to 1, shown in percent."""
-    shown = [[None if v is None else round(100 * v if shares else v, 3) for v in row] for row in values]
-    cells: Chart = {"type": "heatmap", "x": list(x), "y": list(y), "z": shown, "colorscale": "Viridis"}
-    cells |= {"hoverongaps": False, "hovertemplate": "%{y}, %{x}: %{z}<extra></extra>", "colorbar": {"thickness": 12}}
-    if shares:
-        cells |= {"zmin": 0, "zmax": 100} | ({"texttemplate": "%{z:.0f}"} if len(x) <= CELLS else {})
-    axis = {"type": "category", "title": {"text": x_title, "standoff": 12}, "automargin": True}
-    height = 150 + 30 * min(len(y), 25)
-    return make_chart(title, [cells], height, xaxis=axis, yaxis={"type": "category", "autorange": "reversed"})
+    """A heat map of values [rows, columns]; None leaves a gap.
+
+    `high` is the end of a colour scale from 0; None: values are shares from 0 to 1, shown in percent.
+    """
+    scale, digits = (100, 0) if high is None else (1, 2)
+    shown = [[None if v is None else round(scale * v, 3) for v in row] for row in values]
+    about = {"low": 0, "high": 100 if high is None else high, "unit": "%" if high is None else "", "digits": digits}
+    axes = {"columns": list(columns), "rows": list(rows), "x": x, "y": y}
+    return {"kind": "heat", "title": title, **axes, **about, "views": [{"values": shown}]}
 
 
-def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> Chart:
+def confusion(tables: Mapping[str, npt.NDArray[np.int64]], names: Sequence[str]) -> Chart:
+    """Confusion matrices, one view per method: what share of each class is predicted as what."""
+    views = []
+    for name, counts in tables.items():
+        total = counts.sum(axis=1, keepdims=True)
+        shares = np.round(100 * counts / np.maximum(total, 1), 1)
+        rows = [row if n else [None] * len(names) for row, n in zip(shares.tolist(), total[:, 0], strict=True)]
+        views.append({"name": name, "values": rows, "counts": counts.tolist()})
+    axes = {"columns": list(names), "rows": list(names), "x": "predicted class", "y": "true class"}
+    about = {"low": 0, "high": 100, "unit": "%", "digits": 0}
+    return {
+        "kind": "heat",
+        "title": "Confusion: share of each class by prediction (%)",
+        **axes,
+        **about,
+        "views": views,
+    }
+
+
+def bars(title: str, names: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str) -> Chart:
     """Stacked bars, one per name; `parts` are the segments, by the name of the segment."""
-    data = [
-        {"type": "bar", "orientation": "h", "x": list(values), "y": list(names), "name": part}
-        for part, values in parts.items()
-    ]
-    height = 140 + 34 * len(names)
-    return make_chart(title, data, height, barmode="stack", yaxis={"autorange": "reversed", "type": "category"})
+    return {"kind": "bars", "title": title, "names": list(names), "parts": {k: list(v) for k, v in parts.items()}} | {
+        "unit": unit
+    }
 
 
 def cloud(title: str, points: npt.NDArray[np.float64], y: npt.NDArray[np.int64], labels: Sequence[str]) -> Chart:
     """Points [n, 2] with a colour per class `y`."""
-    data = []
-    for i, c in enumerate(np.unique(y)):
-        mine = points[y == c].round(2)
-        marker = {"size": 5, "color": colour(i), "symbol": i // len(COLOURS)}
-        dots = {"x": mine[:, 0].tolist(), "y": mine[:, 1].tolist(), "name": labels[int(c)], "marker": marker}
-        data.append({**dots, "mode": "markers", "type": "scatter", "hoverinfo": "name"})
-    blank = {"showticklabels": False, "zeroline": False, "showgrid": False}
-    return make_chart(title, data, 380, xaxis=blank, yaxis=blank)
+    rows = [[*map(float, point), int(c)] for point, c in zip(points.round(1), y, strict=True)]
+    return {"kind": "points", "title": title, "labels": list(labels), "points": rows}

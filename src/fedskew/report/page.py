@@ -1,4 +1,7 @@
-"""The report's HTML file: text and tables, the charts' data, and the library that draws them, in one file."""
+"""A page of one HTML file: text and tables, the charts' data, and the code and styles that show them. No network.
+
+page.css and charts.js know nothing about reports, so that other pages can use them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedskew.core.settings import library
 from fedskew.report.charts import Chart
 
-TEMPLATE = Path(__file__).with_name("page.html")
+FOLDER = Path(__file__).parent
+# as JSON inside a script element: nothing that ends the element, or that a browser reads as markup
+UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 class Page:
@@ -21,29 +25,35 @@ class Page:
         self.charts: dict[str, Chart] = {}
 
     def add(self, html: str) -> None:
-        """Append a piece of HTML."""
+        """Append a piece of HTML; text of users must be escaped."""
         self.pieces.append(html)
+
+    def add_text(self, text: str, kind: str = "") -> None:
+        """Append a paragraph of plain text. `kind` is its class in page.css: soft, finding, warning."""
+        self.add(f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>")
 
     def add_chart(self, chart: Chart) -> None:
         """Append a chart with its title; the page draws it when it is opened."""
         name = f"chart-{len(self.charts)}"
         self.charts[name] = chart
-        title = escape(chart["title"])
-        box = f'<div class="chart" id="{name}" role="img" aria-label="{title}"></div>'
-        self.add(f"<figure><h3>{title}</h3>{box}</figure>")
+        note = f"<figcaption>{escape(chart['note'])}</figcaption>" if chart.get("note") else ""
+        self.add(f'<figure><h3>{escape(chart["title"])}</h3><div class="chart" id="{name}"></div>{note}</figure>')
 
     def html(self, title: str) -> str:
-        """The whole file: the template with the pieces, the charts and plotly.js filled in."""
+        """The whole file: the template with the pieces, the charts, and page.css and charts.js filled in."""
+        data = json.dumps(self.charts, separators=(",", ":"))
+        for sign, safe in UNSAFE.items():
+            data = data.replace(sign, safe)
         parts = {
             "title": escape(title),
+            "style": (FOLDER / "page.css").read_text(),
             "body": "\n".join(self.pieces),
-            "library": library("plotly.offline", "report").get_plotlyjs(),
-            "figures": json.dumps(self.charts).replace("</", "<\\/"),
+            "charts": data,
+            "script": (FOLDER / "charts.js").read_text(),
         }
-        page = TEMPLATE.read_text()
-        for name, text in parts.items():
-            page = page.replace("{{" + name + "}}", text, 1)
-        return page
+        page = (FOLDER / "page.html").read_text()
+        texts = page.split("{{")  # split first: a user's text may contain the name of another part
+        return texts[0] + "".join(parts[name] + rest for name, _, rest in (text.partition("}}") for text in texts[1:]))
 
 
 def html_table(
@@ -53,7 +63,7 @@ def html_table(
     best: Sequence[Sequence[bool]] = (),
     text_last: bool = False,
 ) -> str:
-    """A table as HTML. `best` marks cells to print bold; `text_last` aligns the last column as text."""
+    """A table as HTML. `best` marks cells with the best value; `text_last` aligns the last column as text."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     lines = []
     for i, row in enumerate(rows):

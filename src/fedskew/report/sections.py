@@ -1,7 +1,8 @@
-"""One group of runs in a report: settings, final accuracies, curves, split, heat maps, costs, drift, how to repeat."""
+"""One group of runs in a report: outcome first, then who has what, clients, costs, drift; settings last."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from html import escape
@@ -9,56 +10,65 @@ from pathlib import Path
 
 from fedskew.core.settings import UsageError
 from fedskew.data.split.skew import skew
-from fedskew.evaluation.figures import ACCURACIES, COSTS, DIAGNOSTICS, mean_and_std, round_costs
-from fedskew.evaluation.metrics import ClientRow
-from fedskew.experiment.assemble import Assembled, assemble
+from fedskew.evaluation.figures import COSTS, DIAGNOSTICS, bytes_text, round_costs, to_target
+from fedskew.experiment.assemble import Assembled, assemble, model_text
 from fedskew.experiment.diagnostics import mean_distance
 from fedskew.experiment.run_directory import SavedRun, versions
 from fedskew.experiment.tracking import flat
 from fedskew.report import charts
+from fedskew.report.outcome import add_clients, add_confusion, add_outcome, client_rows, per_class
 from fedskew.report.page import Page, html_table
 from fedskew.report.runs import Group
 
-WORST = 10  # clients in the table of the worst
-FACTS = ("data", "split", "model", "rounds", "clients_per_round")  # settings listed at the top
+FACTS = ("data", "split", "model", "rounds", "clients_per_round")  # settings listed first
 SPENT = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")  # costs in the table of costs
+Say = Callable[[str], None]
 
 
 def add_section(
-    page: Page, group: Group, *, drift: bool, data_dir: Path | None, say: Callable[[str], None] = lambda text: None
+    page: Page,
+    group: Group,
+    *,
+    drift: bool,
+    data_dir: Path | None,
+    target: float | None = None,
+    say: Say = lambda text: None,
 ) -> None:
     """Append everything about one group. Without its data set, split and drift are left out and the page says so.
 
-    `say` is called with a line before each step that takes long.
+    `target` is a value of the group's figure to show rounds and bytes to; None: the baseline's last value. `say` is
+    called with a line before each step that takes long.
     """
     say(f"{group.title}: curves, tables, split")
     page.add(f"<section><h2>{escape(group.title)}</h2>")
-    page.add(facts(group))
-    page.add("<h3>Accuracy at the end (%)</h3>")
-    page.add(final_table(group))
-    page.add_chart(charts.curves(group))
     setting, missing = None, ""
     try:
         setting = assemble(group.first.experiment, data_dir=data_dir)
     except UsageError as error:
         missing = str(error)
-    names = class_names(group, setting)
+    names, clients = class_names(group, setting), client_names(group, setting)
+    add_outcome(page, group, names)
+    add_confusion(page, group, names)
     if setting is not None:
-        add_split(page, setting, names)
+        add_split(page, setting, names, clients)
     else:
-        page.add(f'<p class="soft">Split and drift are left out: {escape(missing)}</p>')
-    add_maps(page, group, names, setting)
-    add_costs(page, group)
+        page.add_text(f"Split and drift are left out: {missing}", "soft")
+    add_clients(page, group, names, clients, setting)
+    add_costs(page, group, target)
     if drift and setting is not None:
-        add_drift(page, group, names, data_dir, say)
+        add_drift(page, group, names, clients, data_dir, say)
+    page.add("<h3>Settings</h3>")
+    page.add(facts(group, setting))
     page.add(how_to_repeat(group))
     page.add("</section>")
 
 
-def facts(group: Group) -> str:
-    """The group's main settings as an HTML list."""
+def facts(group: Group, setting: Assembled | None) -> str:
+    """The group's main settings as an HTML list; the net by its name, not "auto", where the data are available."""
     settings = group.first.settings
     chosen = {key: settings[key] for key in FACTS} | flat({"": settings["training"]})
+    if setting is not None and isinstance(chosen["model"], str):
+        chosen["model"] = model_text(chosen["model"], setting.data)
     items = "".join(f"<li><b>{escape(key.strip('/'))}</b>{escape(str(v))}</li>" for key, v in chosen.items() if v != "")
     return f'<ul class="facts">{items}</ul>'
 
@@ -67,121 +77,76 @@ def class_names(group: Group, setting: Assembled | None) -> list[str]:
     """The names of the classes, or their numbers if the data set has no names or is not available."""
     if setting is not None and setting.data.labels:
         return list(setting.data.labels)
+    known: Sequence[str] = getattr(group.first.result, "labels", ())
+    if known:
+        return list(known)
     count = setting.data.classes if setting is not None else len(per_class(group.first) or [])
     return [str(c) for c in range(count)]
 
 
-def final_table(group: Group) -> str:
-    """One line per method: mean and standard deviation over seeds. The best mean of each column is bold."""
-    every = [run for runs in group.methods.values() for run in runs]
-    shown = [figure for figure in ACCURACIES.values() if any(figure.read(run.result) is not None for run in every)]
-    means, rows = [], []
-    for name, runs in group.methods.items():
-        done = [run for run in runs if run.result]
-        values = [[v for run in done if (v := figure.read(run.result)) is not None] for figure in shown]
-        means.append([statistics.mean(v) if v else None for v in values])
-        stds = [statistics.stdev(v) if len(v) > 1 else None for v in values]
-        stopped = [str(run.records[-1].number) for run in runs if not run.result]
-        state = f"{len(done)}" + (f" (stopped after round {', '.join(stopped)})" if stopped else "")
-        rows.append([name, *map(mean_and_std, means[-1], stds), state])
-    top = [max((v for v in column if v is not None), default=None) for column in zip(*means, strict=True)]
-    best = [
-        [False, *(v is not None and v == most and len(rows) > 1 for v, most in zip(line, top, strict=True)), False]
-        for line in means
-    ]
-    return html_table(["method", *(f.words for f in shown), "finished runs"], rows, best=best, text_last=True)
+def client_names(group: Group, setting: Assembled | None) -> list[str]:
+    """The names of the clients (sites, or owners of the samples), or their numbers if they have none."""
+    known = group.first.result.sites if group.first.result is not None else []
+    rows = [int(c) + 1 for runs in group.methods.values() for run in runs for c in client_rows(run)]
+    count = max([len(setting.partition.clients) if setting is not None else 0, len(known), *rows])
+    return [known[c] if c < len(known) else str(c) for c in range(count)]
 
 
-def add_split(page: Page, setting: Assembled, names: Sequence[str]) -> None:
+def add_split(page: Page, setting: Assembled, names: Sequence[str], clients: Sequence[str]) -> None:
     """The samples of each client by class, and how skewed they are."""
     found = skew(setting.partition, setting.data.y_train, setting.data.classes)
-    page.add_chart(charts.split(found.table, names))
-    page.add(
-        f'<p class="soft">Distance to the global mix of classes {found.mean_distance:.2f} on average '
-        f"(0 equal, 1 disjoint); {found.sizes.min():,} to {found.sizes.max():,} samples per client.</p>"
+    page.add_chart(charts.split(found.table, names, clients[: len(found.table)]))
+    page.add_text(
+        f"Distance to the global mix of classes {found.mean_distance:.2f} on average (0 equal, 1 disjoint); "
+        f"{found.sizes.min():,} to {found.sizes.max():,} samples per client.",
+        "soft",
     )
 
 
-def per_class(run: SavedRun) -> list[float | None] | None:
-    """Accuracy by class: of the global model on the test set, else of the personal models on clients' test parts."""
-    metrics = run.result.metrics if run.result else None
-    if metrics is None:
-        return None
-    if metrics.global_ is not None:
-        return metrics.global_.per_class
-    return metrics.clients.personal.per_class if metrics.clients else None
-
-
-def mean_rows(rows: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean over rows at each position; None where no row has a value."""
-    known = [[v for v in column if v is not None] for column in zip(*rows, strict=True)]
-    return [statistics.mean(values) if values else None for values in known]
-
-
-def add_maps(page: Page, group: Group, names: Sequence[str], setting: Assembled | None) -> None:
-    """Accuracy by class (mean over seeds) and by client (first seed), and the table of the worst clients."""
-    finished = {name: done for name, runs in group.methods.items() if (done := [r for r in runs if r.result])}
-    classes = {name: [row for run in runs if (row := per_class(run))] for name, runs in finished.items()}
-    classes = {name: rows for name, rows in classes.items() if rows}
-    if classes:
-        values = [mean_rows(rows) for rows in classes.values()]
-        page.add_chart(charts.heat("Accuracy by class (%)", names, list(classes), values, x_title="class"))
-    with_clients = {name: runs[0] for name, runs in finished.items() if client_rows(runs[0])}
-    if with_clients:
-        clients = sorted({int(c) for run in with_clients.values() for c in client_rows(run)})
-        values = [[personal(run, c) for c in clients] for run in with_clients.values()]
-        seed = group.first.experiment.seed
-        title = f"Accuracy by client, its personal model on its own test part (%), seed {seed}"
-        page.add_chart(charts.heat(title, list(map(str, clients)), list(with_clients), values, x_title="client"))
-        page.add(f"<h3>Clients with the lowest accuracy (seed {seed})</h3>")
-        page.add(worst_clients(with_clients, clients, names, setting))
-
-
-def personal(run: SavedRun, client: int) -> float | None:
-    """The accuracy of a client's personal model on its own test part; None if it was not evaluated."""
-    scores = client_rows(run).get(str(client))
-    return None if scores is None else scores.personal.accuracy
-
-
-def client_rows(run: SavedRun) -> dict[str, ClientRow]:
-    """Each client's own figures, by client number; empty for a run that did not finish."""
-    return run.result.clients if run.result else {}
-
-
-def worst_clients(
-    methods: dict[str, SavedRun], clients: Sequence[int], names: Sequence[str], setting: Assembled | None
-) -> str:
-    """The clients with the lowest mean accuracy over methods, and their training samples by class."""
-
-    def mean(client: int) -> float:
-        known = [v for run in methods.values() if (v := personal(run, client)) is not None]
-        return statistics.mean(known) if known else 1.0
-
-    rows = []
-    for client in sorted(clients, key=mean)[:WORST]:
-        held = "-"
-        if setting is not None:
-            labels = setting.world.y[setting.world.train[client]].tolist()
-            counts = sorted(((labels.count(c), c) for c in set(labels)), reverse=True)
-            held = ", ".join(f"{names[c]} {n}" for n, c in counts[:4]) + (" ..." if len(counts) > 4 else "")
-        values = [personal(run, client) for run in methods.values()]
-        rows.append([str(client), *("-" if v is None else f"{100 * v:.1f}" for v in values), held])
-    return html_table(["client", *methods, "training samples by class"], rows, text_last=True)
-
-
-def add_costs(page: Page, group: Group) -> None:
-    """Bytes and seconds of whole runs, mean over seeds: two charts and a table."""
+def add_costs(page: Page, group: Group, target: float | None) -> None:
+    """Bytes and seconds of whole runs, mean over seeds: two charts and a table, with rounds and bytes to a target."""
     names = list(group.methods)
     spent = {key: [_mean_total(runs, key) for runs in group.methods.values()] for key in SPENT}
     megabytes = {way: [round(v / 1e6, 3) for v in spent[f"bytes_{way}"]] for way in ("up", "down")}
     seconds = {who: [round(v, 2) for v in spent[f"{who}_seconds"]] for who in ("client", "server")}
+    page.add("<h3>Costs</h3>")
     page.add('<div class="grid">')
-    page.add_chart(charts.bars("Sent in the whole run (MB, all clients)", names, megabytes))
-    page.add_chart(charts.bars("Work in the whole run (seconds)", names, seconds))
+    page.add_chart(charts.bars("Sent in the whole run (MB, all clients)", names, megabytes, "MB"))
+    page.add_chart(charts.bars("Work in the whole run (seconds)", names, seconds, "s"))
     page.add("</div>")
     shown = [COSTS[key] for key in SPENT]
+    columns = ["method", *(figure.words for figure in shown)]
     rows = [[name, *(f.text(spent[f.key][i]) for f in shown)] for i, name in enumerate(names)]
-    page.add(html_table(["method", *(figure.words for figure in shown)], rows))
+    goals = targets(group, target)
+    if goals:
+        value = (
+            f"{group.figure.text(target)} {group.figure.unit}".strip() if target else f"{group.baseline}'s last value"
+        )
+        columns += [f"rounds to {value}", f"bytes to {value}"]
+        rows = [[*row, *_reached(group, name, goals)] for row, name in zip(rows, names, strict=True)]
+    page.add(html_table(columns, rows))
+    if goals:
+        what = f"{group.figure.measure} ({group.figure.words.partition(':')[0]})"
+        same = "" if target else " with the same seed"
+        page.add_text(f"Until {what} first reaches {value}{same}; mean over seeds, - if a seed does not.", "soft")
+
+
+def targets(group: Group, target: float | None) -> dict[int, float]:
+    """By seed, the value to show rounds and bytes to: the given one, else the baseline's last with that seed."""
+    if target is not None:
+        return {run.experiment.seed: target for runs in group.methods.values() for run in runs}
+    return next((dict(s.values) for s in group.standings if s.method == group.baseline), {})
+
+
+def _reached(group: Group, name: str, goals: dict[int, float]) -> list[str]:
+    """Rounds and bytes until the figure reaches its seed's goal, mean over seeds; "-" where a seed does not."""
+    runs = [run for run in group.methods[name] if run.experiment.seed in goals]
+    has_figure = any(s.values for s in group.standings if s.method == name)
+    found = [to_target(r.records, goals[r.experiment.seed], group.figure.key) for r in runs if has_figure]
+    rounds, sent = ([v for one in found if (v := one[key]) is not None] for key in ("rounds", "bytes"))
+    if not found or len(rounds) < len(found):
+        return ["-", "-"]
+    return [f"{statistics.mean(rounds):.4g}", bytes_text(statistics.mean(sent))]
 
 
 def _mean_total(runs: Sequence[SavedRun], key: str) -> float:
@@ -190,23 +155,24 @@ def _mean_total(runs: Sequence[SavedRun], key: str) -> float:
 
 
 def add_drift(
-    page: Page, group: Group, names: Sequence[str], data_dir: Path | None, say: Callable[[str], None]
+    page: Page, group: Group, names: Sequence[str], clients: Sequence[str], data_dir: Path | None, say: Say
 ) -> None:
     """Distances of heads, eigenvalue spread and features of the first finished seed of each method."""
     from fedskew.report.drift import drift_of
 
-    finished = {n: next(run for run in runs if run.result) for n, runs in group.methods.items() if runs[0].result}
     drifts = {}
-    for i, (name, run) in enumerate(finished.items()):
-        say(f"{group.title}: drift of {name}, {i + 1} of {len(finished)} (--no-drift leaves it out)")
-        drifts[name] = drift_of(run, data_dir)
+    for i, (name, runs) in enumerate(group.finished.items()):
+        say(f"{group.title}: drift of {name}, {i + 1} of {len(group.finished)} (--no-drift leaves it out)")
+        drifts[name] = drift_of(runs[0], data_dir)
     if not drifts:
         return
     page.add("<h3>Drift</h3>")
-    page.add(
-        '<p class="soft">From the saved models of one seed. Heads: distance between the classifiers of up to ten '
-        "clients after one more round of local training. Eigenvalue spread (FedMR, Table 7): large if the features "
-        "of a class vary along few directions. Points: t-SNE of the global model's features of test samples.</p>"
+    page.add_text(
+        "From the saved models of one seed. Heads: distance between the classifiers of up to ten clients after one "
+        "more round of local training, on one colour scale for all methods. Eigenvalue spread (FedMR, Table 7): large "
+        "if the features of a class vary along few directions. Points: t-SNE of the global model's features of test "
+        "samples.",
+        "soft",
     )
     distance, spread = DIAGNOSTICS["head_distance"], DIAGNOSTICS["eigenvalue_spread"]
     rows = [
@@ -214,11 +180,11 @@ def add_drift(
         for name, drift in drifts.items()
     ]
     page.add(html_table(["method", distance.words, spread.words], rows))
+    high = max((float(drift.heads.max()) for drift in drifts.values() if drift.heads.numel()), default=0.0) or 1.0
     page.add('<div class="grid">')
     for name, drift in drifts.items():
-        clients = [str(i) for i in range(len(drift.heads))]
-        heat_map = charts.heat(f"Distance of heads: {name}", clients, clients, drift.heads.tolist(), shares=False)
-        page.add_chart({**heat_map, "height": 320})
+        among = [clients[c] for c in drift.clients]
+        page.add_chart(charts.heat(f"Distance of heads: {name}", among, among, drift.heads.tolist(), high=high))
     page.add('</div><div class="grid">')
     for name, drift in drifts.items():
         if drift.points is not None:
@@ -234,7 +200,7 @@ def how_to_repeat(group: Group) -> str:
         digests = [run.result.model_digest[:16] if run.result else "not finished" for run in runs]
         rows = [[str(r.experiment.seed), str(r.path), digest] for r, digest in zip(runs, digests, strict=True)]
         file = f"{name.partition(':')[0]}.toml"
-        command = f"fedskew run --config {file} --seed {runs[0].experiment.seed}"
+        command = f"fedskew run --config {shlex.quote(file)} --seed {runs[0].experiment.seed}"
         parts += [
             f"<details><summary>{escape(name)}</summary>{html_table(['seed', 'directory', 'model digest'], rows)}",
             f"<p>Save as {escape(file)} and run</p><pre>{escape(command)}</pre>",

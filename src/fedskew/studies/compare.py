@@ -13,11 +13,16 @@ from typing import Any
 import msgspec
 
 from fedskew.core.files import write_atomically
-from fedskew.evaluation.figures import ACCURACIES, FIGURES, leading_figure, to_target
+from fedskew.core.method import Method
+from fedskew.evaluation.figures import ACCURACIES, FIGURES, Figure, to_target
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
 from fedskew.studies.execution import Outcome, execute, file_name
+from fedskew.studies.ranking import Standing, baseline_of, common_figure, rank
+
+# the figures of a line, besides the one that methods are ordered by
+SHOWN = {key: FIGURES[key] for key in ("balanced", "f1", "auroc", "personal_balanced", *ACCURACIES, "clients_worst")}
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,61 @@ def run_methods(
     return runs
 
 
-def summarise(runs: Sequence[Compared], target: float | None, goal: str | None = None) -> list[dict[str, Any]]:
-    """One line per method: each figure's mean and standard deviation over seeds, and the mean costs.
+def distinct(methods: Sequence[str]) -> list[str]:
+    """The methods without those that are the same with other words: `fedavg fedavg`, `fedprox fedprox:mu=0.01`.
 
-    `goal` is the figure that counts (see `leading_figure`); a line's "goal" is its key. `target` is a value of it, from
-    0 to 1; None leaves rounds and bytes to target out. Failed runs are counted, not averaged.
+    One run must not count as two. The first way of writing a method is kept.
+    """
+    kept: dict[str, Method] = {}
+    for text in methods:
+        method = method_of(text)
+        if method not in kept.values():
+            kept[text] = method
+    return list(kept)
+
+
+def order(runs: Sequence[Compared], goal: str | None = None) -> tuple[Figure, str | None, list[Standing]]:
+    """(the figure that methods are ordered by, the baseline, the methods in order); see studies/ranking.py.
+
+    `goal` is a measure or a figure (see `leading_figure`); None takes the figure that leads.
+    """
+    done = [(run, run.outcome.result) for run in runs if not run.outcome.failed and run.outcome.result is not None]
+    names = list(dict.fromkeys(run.method for run in runs))
+    baseline = baseline_of(names)
+    metrics = {text: [r.metrics for run, r in done if run.method == text and r.metrics is not None] for text in names}
+    figure = common_figure(metrics, baseline, goal)
+    values: dict[str, dict[int, float]] = {text: {} for text in names}
+    for run, result in done:
+        value = figure.read(result)
+        if value is not None:
+            values[run.method][run.seed] = value
+    return figure, baseline, rank(values, figure, baseline)
+
+
+def summarise(runs: Sequence[Compared], target: float | None, goal: str | None = None) -> list[dict[str, Any]]:
+    """One line per method, best first: each figure's mean and standard deviation over seeds, and the mean costs.
+
+    `goal` is the figure that methods are ordered by, see `order`; `target` is a value of it, from 0 to 1, and None
+    leaves rounds and bytes to target out. Failed runs are counted, not averaged. `over_baseline` is the mean difference
+    to FedAvg with the same seeds, `over_baseline_margin` half the width of its 95 % interval.
     """
     lines = []
-    for text in dict.fromkeys(run.method for run in runs):
-        every = [run.outcome for run in runs if run.method == text]
+    figure, _, standings = order(runs, goal)
+    for standing in standings:
+        every = [run.outcome for run in runs if run.method == standing.method]
         done = [outcome for outcome in every if not outcome.failed]
         results = [outcome.result for outcome in done if outcome.result is not None]
-        line: dict[str, Any] = {"method": text, "seeds": len(done), "failed": len(every) - len(done)}
+        line: dict[str, Any] = {"method": standing.method, "seeds": len(done), "failed": len(every) - len(done)}
         line["rounds"] = max((result.rounds for result in results), default=0)
-        leads = dict.fromkeys(f.key for r in results if (f := leading_figure(r.metrics, goal)) is not None)
-        line["goal"] = next(iter(leads), "")
-        for key in dict.fromkeys([*leads, *ACCURACIES]):
-            figure = FIGURES[key]
-            values = [v for result in results if (v := figure.read(result)) is not None]
+        line |= {"goal": figure.key, "best": standing.best}
+        line["over_baseline"] = standing.over.mean if standing.over is not None else None
+        line["over_baseline_margin"] = standing.over.margin if standing.over is not None else None
+        for key, shown in ({figure.key: figure} | SHOWN).items():
+            values = [v for result in results if (v := shown.read(result)) is not None]
             line[key] = statistics.mean(values) if values else None
             line[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else None
         if target is not None:
-            reached = [to_target(outcome.records, target, goal) for outcome in done]
+            reached = [to_target(outcome.records, target, goal) for outcome in done if standing.values]
             line["rounds_to_target"] = _mean_or_none([r["rounds"] for r in reached])
             line["bytes_to_target"] = _mean_or_none([r["bytes"] for r in reached])
         line["bytes"] = _mean_or_none([result.bytes_up + result.bytes_down for result in results])

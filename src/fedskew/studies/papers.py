@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from scipy import stats
 
 from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError
@@ -23,6 +22,7 @@ from fedskew.evaluation.figures import ACCURACIES, FIGURES
 from fedskew.experiment.config import read_toml
 from fedskew.experiment.run_directory import read_run, versions
 from fedskew.studies.convergence import LAST, last_mean, unsettled_curve
+from fedskew.studies.ranking import margin
 
 SCHEMA = 1
 HALF = 0.5  # a gain of at least this share of the paper's is reproduced
@@ -217,9 +217,9 @@ def _value(cell: Cell, figure: str, last_five: bool) -> float:
 
 
 def _margin(claim: Claim, cells: Mapping[str, Cell], differences: Sequence[float], figures: tuple[str, str]) -> float:
-    if len(differences) > 1:
-        error = statistics.stdev(differences) / math.sqrt(len(differences))
-        return float(stats.t.ppf(0.975, len(differences) - 1)) * error
+    over_seeds = margin(differences)
+    if over_seeds is not None:
+        return over_seeds
     tails = [
         [value for _, value in cells[group[0]].curves[figure][-LAST:]]
         for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
