@@ -25,10 +25,11 @@ from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import OWN_DATA, Request, Task
 from fedskew.deploy.roster import Channel, Roster
-from fedskew.deploy.status import STATUS, SiteStatus, Status
+from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.live import write_failure
 from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import RunDirectory, versions
 from fedskew.federation.cohort import draw_cohort
@@ -100,6 +101,7 @@ class Served(BaseRun):
         self.certificates: dict[str, str] = {}  # name -> until when it is valid
         self.warned = ""  # day of the last warning about them
         self.port, self.roster = self._open()
+        self.roster.pulse = self.write_status
 
     def _read_agreed(self, keys: list[str], resume: bool) -> Agreed:
         """What was agreed when the run started; for a new run what is known so far. `keys` are the names of keys."""
@@ -148,6 +150,9 @@ class Served(BaseRun):
                     self.write_status()
                     yield record
                 self._say_done()
+        except Exception as error:
+            write_failure(self.path, error)
+            raise
         finally:
             self.write_status(over=True)
             self.close()
@@ -310,7 +315,13 @@ class Served(BaseRun):
             round=self.records[-1].round + 1 if self.records else 0,
             rounds=self.rounds,
             sites=[
-                SiteStatus(name, client in online and not over, name in self.roster.answers, lost.get(client, ""))
+                SiteStatus(
+                    name,
+                    client in online and not over,
+                    name in self.roster.answers,
+                    lost.get(client, ""),
+                    iso_time(self.roster.seen.get(self.roster.nodes.get(name, -1))),
+                )
                 for client, name in enumerate(self.agreed.sites)
             ],
             refusals=self.roster.refusals,

@@ -8,6 +8,7 @@
     model.json          what one must know to use the model (see card.py)
     server.safetensors  model.safetensors  result.json     of a finished run
     deployment.json     of a run between sites: their names (see deploy/server.py)
+    split.json  client_accuracy.jsonl  failure.json     for those who look at a run (see live.py)
 
 A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that time, to which resuming truncates
 them, and the settings, which must not have changed when the run is resumed; only rounds may be added.
@@ -45,6 +46,7 @@ from fedskew.federation.store import Damaged, Store, Version
 from fedskew.federation.wire import decode, decode_with_notes, encode
 
 KEPT_CHECKPOINTS = 2
+PROBED = 0.3  # seconds to try for the lock, which a viewer may hold for a moment (see live.py)
 SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
 SETTINGS, RECORDS, RESULT, VERSIONS = "settings.toml", "records.jsonl", "result.json", "clients.jsonl"
 SERVER, MODEL, CARD, DEPLOYMENT = "server.safetensors", "model.safetensors", "model.json", "deployment.json"
@@ -174,7 +176,7 @@ class RunDirectory:
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.lock = filelock.FileLock(path / ".lock")
-            self.lock.acquire(timeout=0)
+            self.lock.acquire(timeout=PROBED)
         except OSError as error:
             if isinstance(error, filelock.Timeout):
                 raise UsageError(f"{path} is in use by another run.") from None

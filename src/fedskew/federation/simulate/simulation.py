@@ -73,6 +73,7 @@ class Simulation:
         self.newcomers = frozenset(newcomers)
         self.evaluated = range(self.population) if evaluated is None else evaluated
         self.summary = Summary()  # of the last evaluation
+        self.evaluated_round = -1  # the round it was made after; -1: none yet
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.client_seconds = 0.0  # time that clients have trained so far
@@ -126,7 +127,7 @@ class Simulation:
         sizes = self.world.test.sizes()
         tested = [c for c in self.evaluated if sizes[c]]
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
-        self.summary = self._summary(jobs, broadcast)
+        self.summary, self.evaluated_round = self._summary(jobs, broadcast), round
         return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
 
     def validate(self, round: int, broadcast: Payload) -> Metrics:
@@ -149,6 +150,9 @@ class Simulation:
 
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round
+
+    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+        return [(self.evaluated_round, self.summary.own_accuracies())]
 
     def per_client(self) -> dict[str, ClientRow]:
         return self.summary.rows()
