@@ -40,6 +40,7 @@ from fedskew.cli.options import (
     run_options,
     stop_rule,
 )
+from fedskew.cli.watch import beside
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
     ACCURACIES,
@@ -121,6 +122,9 @@ def run_command(
         ),
     ] = None,
     track: Track = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run in the browser while it goes on (see `fedskew watch`).")
+    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log details to stderr.")] = False,
@@ -158,7 +162,8 @@ def run_command(
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
+    with beside(run.directory.path if run.directory is not None else None, watch, make_screen(as_json)):
+        follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
 def follow(

@@ -28,9 +28,11 @@ from fedskew.data.split.skew import MAX_CLIENTS
 from fedskew.federation.protocol import Record, merge_late
 
 try:
-    import fcntl
-except ImportError:  # no flock on this system, see `is_locked`
-    fcntl = None  # type: ignore[assignment]
+    from fcntl import LOCK_NB, LOCK_SH, flock
+except ImportError:  # no such locks on this system, see `is_locked`
+    HAS_LOCKS = False
+else:
+    HAS_LOCKS = True
 
 State = Literal["running", "stopped", "failed", "finished"]
 SPLIT, ACCURACY, FAILURE, LOCK = "split.json", "client_accuracy.jsonl", "failure.json", ".lock"
@@ -104,7 +106,7 @@ def is_locked(lock: Path, records: Path) -> bool:
     The shared lock that this takes for a moment makes no run fail: a run that starts tries for longer than that. Where
     the system has no such locks, a run counts as going on while `records` was written in the last minutes.
     """
-    if fcntl is None:
+    if not HAS_LOCKS:
         with contextlib.suppress(OSError):
             return time.time() - records.stat().st_mtime < QUIET
         return False
@@ -113,7 +115,7 @@ def is_locked(lock: Path, records: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        flock(handle, LOCK_SH | LOCK_NB)
     except OSError:
         return True
     finally:

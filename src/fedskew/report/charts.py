@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -82,7 +83,9 @@ def over_seeds(runs: Sequence[Mapping[int, float]]) -> tuple[list[int], list[flo
     """(rounds, means, standard deviations), each over the runs that have that round; 0 for a single run."""
     rounds = sorted({round for run in runs for round in run})
     values = [[run[round] for run in runs if round in run] for round in rounds]
-    return rounds, [statistics.mean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
+    means = [statistics.fmean(v) for v in values]
+    squares = [sum((one - m) ** 2 for one in v) / max(1, len(v) - 1) for v, m in zip(values, means, strict=True)]
+    return rounds, means, [math.sqrt(square) for square in squares]
 
 
 def split(table: npt.NDArray[np.int64], labels: Sequence[str], clients: Sequence[str]) -> Chart:

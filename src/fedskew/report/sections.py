@@ -68,7 +68,7 @@ def facts(group: Group, setting: Assembled | None) -> str:
     settings = group.first.settings
     chosen = {key: settings[key] for key in FACTS} | flat({"": settings["training"]})
     if setting is not None and isinstance(chosen["model"], str):
-        chosen["model"] = model_text(chosen["model"], setting.data)
+        chosen["model"] = model_text(chosen["model"], setting.data.shape)
     items = "".join(f"<li><b>{escape(key.strip('/'))}</b>{escape(str(v))}</li>" for key, v in chosen.items() if v != "")
     return f'<ul class="facts">{items}</ul>'
 

@@ -7,6 +7,8 @@ browser sent.
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import stat
 import threading
@@ -45,7 +47,8 @@ class Ending(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One run in the list."""
 
-    id: str  # its path in the folder
+    id: str  # names the run in requests; hexadecimal
+    name: str  # its path in the folder
     method: str
     data: str
     split: str
@@ -63,13 +66,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Watched:
     """One run. `row` and `history` read what is new."""
 
-    def __init__(self, path: Path, id: str) -> None:
-        self.path, self.id = path, id
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, readable(name)
+        self.id = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         self.seen: tuple[Any, ...] = ()
         self.cached: Row | None = None
         self.settings_seen: Any = None
         self.settings: dict[str, Any] = {}
         self.method, self.rounds = "", 0
+        self.group = ""  # what runs that are drawn over each other have in common
         self.history = History()
 
     def stamp(self, name: str) -> tuple[int, int] | None:
@@ -94,16 +99,12 @@ class Watched:
         except (ValueError, RecursionError):
             self.settings = {}
         self.method, self.rounds = described(self.settings)
+        self.group = repr(sorted((key, repr(v)) for key, v in self.settings.items() if key not in MAY_DIFFER))
 
     @property
     def seed(self) -> str:
         """The seed as text."""
         return short(self.settings.get("seed", 0))
-
-    @property
-    def group(self) -> str:
-        """What runs that are drawn over each other have in common."""
-        return repr(sorted((key, repr(v)) for key, v in self.settings.items() if key not in MAY_DIFFER))
 
     def row(self) -> Row:
         """The run's line in the list."""
@@ -130,6 +131,7 @@ class Watched:
         value = f"{figure.text(figure.of(evaluated[-1]))} {figure.unit}".strip() if figure else ""
         return Row(
             id=self.id,
+            name=self.name,
             method=self.method,
             data=short(self.settings.get("data", "")),
             split=short(self.settings.get("split", "")),
@@ -138,7 +140,7 @@ class Watched:
             why=why,
             round=recent[-1].number if recent else 0,
             rounds=self.rounds,
-            ends=None if left is None else round(written + left, 1),
+            ends=round(written + left, 1) if left is not None and math.isfinite(left) else None,
             figure=f"{figure.words.partition(':')[0]}: {figure.measure}" if figure else "",
             value=value,
             written=written,
@@ -172,16 +174,21 @@ class Folder:
         self.rows: list[Row] = []
         self.looked = -INTERVAL
         self.lock = threading.Lock()
+        self.dumped: dict[str, tuple[object, dict[str, str]]] = {}  # what pages were last sent, by run, see app.py
 
-    def list(self) -> list[Row]:
+    def look(self) -> list[Row]:
         """The runs, the one written last first; looked up at most once in `INTERVAL` seconds."""
         if time.monotonic() - self.looked >= INTERVAL:
-            found = {id: path for path in run_folders(self.root) for id in [path.relative_to(self.root).as_posix()]}
-            self.runs = {id: self.runs.get(id) or Watched(path, id) for id, path in found.items()}
+            known = {run.path: run for run in self.runs.values()}
+            found = [known.get(path) or Watched(path, self._name(path)) for path in run_folders(self.root)]
+            self.runs = {run.id: run for run in found}
             rows = [run.row() for run in self.runs.values()]
             self.rows = sorted(rows, key=lambda row: (row.state == "running", row.written), reverse=True)
             self.looked = time.monotonic()
         return self.rows
+
+    def _name(self, path: Path) -> str:
+        return self.root.name if path == self.root else path.relative_to(self.root).as_posix()
 
     def chosen(self, id: str) -> Watched | None:
         """The run with this id; the first of the list if there is none; None if there are no runs."""
@@ -224,7 +231,12 @@ def described(settings: dict[str, Any]) -> tuple[str, int]:
     return short(method_text(method)), len(method.stages(rounds)) if rounds <= MOST_STAGES else rounds
 
 
+def readable(text: str) -> str:
+    """A text without what is no letter in Unicode, as the name of a folder may have."""
+    return text.encode(errors="replace").decode()
+
+
 def short(value: object) -> str:
     """A value as text of at most `TEXT` letters."""
-    text = str(value)
+    text = readable(str(value))
     return text if len(text) <= TEXT else f"{text[:TEXT]}…"

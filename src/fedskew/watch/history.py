@@ -114,9 +114,7 @@ class History:
 
     def values(self, key: str, most: int, scale: float = 100) -> dict[int, float]:
         """A figure by round, at most about `most` rounds, the last one among them; {} if no round has it."""
-        known = [
-            (r, v) for r, v in zip(self.rounds, self.columns.get(key, ()), strict=False) if math.isfinite(v)
-        ]
+        known = [(r, v) for r, v in zip(self.rounds, self.columns.get(key, ()), strict=False) if math.isfinite(v)]
         step = -(-len(known) // most) or 1
         # by place, not from the end: runs of other seeds then keep the same rounds
         return {r: scale * v for i, (r, v) in enumerate(known) if (i + 1) % step == 0 or i == len(known) - 1}
