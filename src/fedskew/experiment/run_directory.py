@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -125,6 +126,14 @@ def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read: {error}.") from None
+
+
+def drop_states(path: Path) -> None:
+    """Remove models and states from the directory of a run that is over; settings, records and result stay."""
+    for folder in ("checkpoints", "clients"):
+        shutil.rmtree(path / folder, ignore_errors=True)
+    for name in (SERVER, MODEL, VERSIONS):
+        (path / name).unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> Payload:

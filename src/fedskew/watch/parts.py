@@ -207,4 +207,8 @@ def settings(run: Watched) -> Part:
     training = run.settings.get("training", {})
     more = {f"training.{key}": value for key, value in training.items()} if isinstance(training, dict) else {}
     facts = {key: run.settings[key] for key in FACTS if key in run.settings} | more
-    return {"kind": "facts", "title": "Settings", "facts": [[short(key), short(value)] for key, value in facts.items()]}
+    return {
+        "kind": "facts",
+        "title": "Settings",
+        "facts": [[short(key), short(v)] for key, v in facts.items() if v != ""],
+    }

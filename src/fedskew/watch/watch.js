@@ -34,16 +34,16 @@
     const cell = (...inside) => make("td", {}, ...inside);
     const text = (...inside) => make("td", { class: "text" }, ...inside);
     return make("tr", { "aria-current": row !== null && run.id === row.id },
-      cell(name), text(state(run)), text(run.method), text(run.data), cell(run.seed), cell(rounds(run), bar),
-      cell(run.value), cell(left(run)), cell(ago(run)));
+      cell(name), text(state(run)), cell(rounds(run), bar), cell(run.value), cell(left(run)), cell(ago(run)),
+      text(run.method), text(run.data), cell(run.seed));
   }
 
   function paintList() {
     if (!list) return;
     at("folder").textContent = `Runs in ${list.folder}`;
     const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.run : undefined;
-    const columns = ["run", "state", "method", "data", "seed", "round", "leading figure", "time left", "last round"];
-    const head = make("tr", {}, ...columns.map((name, i) => make("th", [1, 2, 3].includes(i) ? { class: "text", scope: "col" } : { scope: "col" }, name)));
+    const columns = ["run", "state", "round", "leading figure", "time left", "last round", "method", "data", "seed"];
+    const head = make("tr", {}, ...columns.map((name, i) => make("th", [1, 6, 7].includes(i) ? { class: "text", scope: "col" } : { scope: "col" }, name)));
     const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...list.runs.map(line)));
     const box = at("runs"), place = [box.scrollTop, box.scrollLeft];
     box.replaceChildren(list.runs.length ? table : make("p", {}, "No run in this folder yet. It appears here as soon as one starts."));
