@@ -174,7 +174,7 @@ def test_a_name_cannot_end_an_event_or_become_markup(tmp_path: Path) -> None:
     make_run(tmp_path / name.replace("/", "-"), rounds=1, data=name)
     found = first_events(tmp_path, 2)
     assert all(text.count("\n") == 3 and "\r" not in text for text in found)
-    assert json.loads(found[1].split("data: ")[1])["row"]["data"] == name
+    assert json.loads(found[1].split("data: ", 1)[1])["row"]["data"] == name
 
 
 def test_too_many_open_pages_are_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
