@@ -39,7 +39,7 @@ SPLIT, ACCURACY, FAILURE, LOCK = "split.json", "client_accuracy.jsonl", "failure
 MOST_CLIENTS = MAX_CLIENTS  # of more clients every n-th is written
 QUIET = 600.0  # where locks cannot be tested: seconds without a record after which a run counts as stopped
 MARK = 64  # bytes before the end of what was read, by which a file that was written anew is recognised
-CHUNK = 1 << 24  # bytes that are read in one go
+CHUNK = 1 << 21  # bytes that are read in one go
 LARGEST = 1 << 26  # bytes of a file that is read whole
 TAIL = 1 << 16  # bytes at the end of a file that hold its last record, unless that is longer
 

@@ -180,10 +180,11 @@ def make_app(folder: Folder, *, host: str = "127.0.0.1", token: str = "", secure
 
 async def stream(folder: Folder, id: str, open_streams: list[int]) -> AsyncIterator[str]:
     """Server-sent events about the list and one run: first everything, then what changes."""
-    sent: dict[str, str] = {}
+    sent = {"list": await to_thread.run_sync(dump_list, folder)}  # before anything that takes longer
     spoken = time.monotonic()
     open_streams[0] += 1
     try:
+        yield f"event: list\ndata: {sent['list']}\n\n"
         while True:
             found, whole = await to_thread.run_sync(snapshot, folder, id)
             for name, text in found.items():
@@ -201,23 +202,33 @@ async def stream(folder: Folder, id: str, open_streams: list[int]) -> AsyncItera
 def snapshot(folder: Folder, id: str) -> tuple[dict[str, str], bool]:
     """Events by name as JSON, and whether all records are read."""
     with folder.lock:
-        rows = folder.look()
-        listed = {"runs": [msgspec.to_builtins(row) for row in rows[:MOST_RUNS]], "more": max(0, len(rows) - MOST_RUNS)}
-        listed |= {"folder": folder.root.name}
+        found = {"list": _dump_list(folder)}
         run = folder.chosen(id)
         if run is None:
-            return {"list": dump(listed)}, True
+            return found, True
         row = run.row()
         if run.id not in folder.dumped or folder.dumped[run.id][0] != signature(folder, run):
             parts, whole = parts_of(folder, run, row)
             chosen = {"row": msgspec.to_builtins(row), "parts": list(parts)}
             # each part is an event of its own, so that only what changed is sent
-            found = {"run": dump(chosen)}
-            found |= {f"part-{name}": dump({"run": run.id} | part) for name, part in parts.items()}
+            made = {"run": dump(chosen)}
+            made |= {f"part-{name}": dump({"run": run.id} | part) for name, part in parts.items()}
             if not whole:
-                return {"list": dump(listed)} | found, False
-            folder.dumped = dict([*folder.dumped.items(), (run.id, (signature(folder, run), found))][-MOST_STREAMS:])
-        return {"list": dump(listed)} | folder.dumped[run.id][1], True
+                return found | made, False
+            folder.dumped = dict([*folder.dumped.items(), (run.id, (signature(folder, run), made))][-MOST_STREAMS:])
+        return found | folder.dumped[run.id][1], True
+
+
+def dump_list(folder: Folder) -> str:
+    """The list of runs as JSON."""
+    with folder.lock:
+        return _dump_list(folder)
+
+
+def _dump_list(folder: Folder) -> str:
+    rows = folder.look()
+    shown = [msgspec.to_builtins(row) for row in rows[:MOST_RUNS]]
+    return dump({"runs": shown, "more": len(rows) - len(shown), "folder": folder.root.name})
 
 
 def signature(folder: Folder, run: Watched) -> object:

@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from fedskew.evaluation.figures import COSTS, FIGURES, leading_figure, round_costs
 from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.live import ACCURACY, Accuracies, Lines
@@ -20,6 +22,7 @@ from fedskew.report.outcome import VIEWS
 MOST_CLASSES = 100  # with more there are no curves by class
 LAST_LOST = 100  # lost updates that are listed
 LOSS = "training loss"
+FEW, KEPT_FIRST = 50, 2000  # records that are all kept; rounds that are kept of a long run
 SHOWN_ROUNDS = 60  # columns of the heat map
 KEPT_ROUNDS = 4096  # evaluated rounds whose accuracies by client are kept; of more, every second one is dropped
 
@@ -36,6 +39,7 @@ class History:
         self.rounds = array("L")  # counted from 1
         self.columns: dict[str, array[float]] = {}
         self.last: Record | None = None
+        self.stride, self.kept, self.evaluated = 1, 0, 0  # see `_stride`; last round kept, last evaluated one kept
         self.leading = ""  # key of the leading figure; "": not evaluated yet
         self.costs = dict.fromkeys(COSTS, 0.0)
         self.lost: deque[tuple[int, int, str]] = deque(maxlen=LAST_LOST)  # (round from 1, client, why)
@@ -49,7 +53,7 @@ class History:
             anew, records = self.records.read(folder / RECORDS)
             if anew:
                 self._clear()
-            self._add(records)
+            self._add(records, self._stride(len(records), folder / RECORDS))
             if not records:
                 break
             if time.monotonic() > end:
@@ -70,7 +74,15 @@ class History:
                 return False
         return True
 
-    def _add(self, records: list[Record]) -> None:
+    def _stride(self, count: int, path: Path) -> int:
+        """Of how many rounds one is kept: of a long run that is read for the first time, about `KEPT_FIRST` in all."""
+        if count < FEW:
+            return 1
+        length = self.records.offset / (len(self.rounds) * self.stride + count)
+        self.stride = max(self.stride, int(path.stat().st_size / length / KEPT_FIRST))
+        return self.stride
+
+    def _add(self, records: list[Record], stride: int) -> None:
         """Add records. The first of them may bring the clients' figures of the round before it."""
         before = [self.last] if self.last is not None else []
         merged = merge_late([*before, *records])
@@ -82,16 +94,20 @@ class History:
                 self.reasons[why] += 1
                 self.losers[client] += 1
         for record in merged if records else []:
-            self._add_figures(record)
-            self.last = record
+            since = record.number - (self.evaluated if record.metrics is not None else self.kept)
+            if record is merged[-1] or record is self.last or since >= stride or since < 0:
+                self._add_figures(record)
+        self.last = merged[-1] if merged else None
 
     def _add_figures(self, record: Record) -> None:
         if not self.rounds or self.rounds[-1] != record.number:
             self.rounds.append(record.number)
+        self.kept = record.number
         loss = record.training.get("loss")
         self._put(LOSS, loss)
         if record.metrics is None:
             return
+        self.evaluated = record.number
         figure = leading_figure(record.metrics)
         self.leading = figure.key if figure is not None else self.leading
         for key in {*VIEWS, self.leading} - {""}:
@@ -114,10 +130,12 @@ class History:
 
     def values(self, key: str, most: int, scale: float = 100) -> dict[int, float]:
         """A figure by round, at most about `most` rounds, the last one among them; {} if no round has it."""
-        known = [(r, v) for r, v in zip(self.rounds, self.columns.get(key, ()), strict=False) if math.isfinite(v)]
+        column = np.array(self.columns.get(key, ()))
+        known = np.flatnonzero(np.isfinite(column))
         step = -(-len(known) // most) or 1
         # by place, not from the end: runs of other seeds then keep the same rounds
-        return {r: scale * v for i, (r, v) in enumerate(known) if (i + 1) % step == 0 or i == len(known) - 1}
+        kept = np.unique([*known[step - 1 :: step].tolist(), *known[-1:].tolist()]).astype(int)
+        return dict(zip(np.array(self.rounds)[kept].tolist(), (scale * column[kept]).tolist(), strict=True))
 
     def shown_clients(self) -> list[Accuracies]:
         """The accuracies by client of at most about `SHOWN_ROUNDS` rounds that have finished, in order."""

@@ -19,7 +19,7 @@ from fedskew.report.outcome import VIEWS
 from fedskew.watch.folder import Folder, Row, Watched, short
 from fedskew.watch.history import LOSS, History
 
-MOST_POINTS = 20_000  # of all curves of a page together
+MOST_POINTS = 10_000  # of all curves of a page together
 FEWEST = 30  # points of one curve, however many there are
 MOST_METHODS = 12  # drawn over a run
 MOST_SEEDS = 10  # of each of them
