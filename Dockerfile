@@ -1,7 +1,7 @@
 # Simulation:  docker build -t fedskew . && docker run --rm -v "$PWD/runs:/work/runs" fedskew run --data digits
 # A site:      docker build -t fedskew --build-arg EXTRAS=flower . && docker run --rm -v "$PWD/site:/work" fedskew join ...
 FROM python:3.11-slim
-ARG EXTRAS=report
+ARG EXTRAS=tune
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
 RUN pip install --no-cache-dir "/src[${EXTRAS}]" && useradd --create-home fedskew

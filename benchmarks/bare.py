@@ -1,7 +1,8 @@
-"""The bare loop: FedAvg written by hand for one workload, without a framework, as a baseline for speed.
+"""The bare loop: FedAvg or SCAFFOLD written by hand for one workload, without a framework, as a baseline for speed.
 
 Two processes with one thread each; float images in shared memory, index slices instead of a DataLoader, one net per
 process, weights loaded for each client, a weighted sum in each process, plain eager steps with torch.optim.SGD.
+SCAFFOLD's control variates of all clients are rows of one matrix in shared memory; option II, equal weights.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def mcmahan() -> nn.Module:
 NETS = {"lenet": lenet, "mcmahan": mcmahan}
 
 
-def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: Tensor) -> None:  # type: ignore[no-untyped-def]
+def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: Tensor, controls: Tensor) -> None:  # type: ignore[no-untyped-def]
     """Run a worker process: train the clients that arrive over the pipe, or evaluate; None ends it."""
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 1 << 30)
@@ -56,13 +57,23 @@ def work(pipe, workload: Workload, x: Tensor, y: Tensor, shared: Tensor, total: 
             load(parameters, sizes, shared)
             descent = torch.optim.SGD(parameters, lr=workload.lr, momentum=workload.momentum)
             start = client * workload.samples
+            tilt = controls[-1] - controls[client] if len(controls) else None
             for _ in range(workload.epochs):
                 order = torch.randperm(workload.samples) + start
                 for index in order.split(workload.batch):
                     descent.zero_grad()
                     loss(net(x[index]), y[index]).backward()
+                    if tilt is not None:
+                        for p, values in zip(parameters, tilt.split(sizes), strict=True):
+                            p.grad.add_(values.view_as(p))
                     descent.step()
-            total.add_(torch.cat([p.detach().view(-1) for p in parameters]), alpha=workload.samples)
+            trained = torch.cat([p.detach().view(-1) for p in parameters])
+            total[: len(shared)].add_(trained, alpha=workload.samples)
+            if len(controls):
+                steps = workload.epochs * -(-workload.samples // workload.batch)
+                change = (shared - trained) / (steps * workload.lr) - controls[-1]
+                controls[client].add_(change)
+                total[len(shared) :].add_(change)
         pipe.send("done")
 
 
@@ -84,11 +95,16 @@ class Bare:
         y = torch.from_numpy(labels).share_memory_()
         net = NETS[workload.net]()
         self.shared = torch.cat([p.detach().view(-1) for p in net.parameters()]).share_memory_()
-        self.totals = [torch.zeros_like(self.shared).share_memory_() for _ in range(processes)]
+        rows = workload.clients + 1 if workload.method == "scaffold" else 0  # the last is the server's
+        self.controls = torch.zeros(rows, len(self.shared)).share_memory_()
+        size = len(self.shared) * (2 if rows else 1)  # the sum of models, and of changes to control variates
+        self.totals = [torch.zeros(size).share_memory_() for _ in range(processes)]
         self.pipes, self.processes = [], []
         for total in self.totals:
             mine, theirs = context.Pipe()
-            process = context.Process(target=work, args=(theirs, workload, x, y, self.shared, total), daemon=True)
+            process = context.Process(
+                target=work, args=(theirs, workload, x, y, self.shared, total, self.controls), daemon=True
+            )
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
@@ -101,7 +117,10 @@ class Bare:
             pipe.send(clients[i :: len(self.pipes)])
         for pipe in self.pipes:
             pipe.recv()
-        self.shared.copy_(sum(self.totals) / (len(clients) * self.workload.samples))
+        model, changes = sum(self.totals).split([len(self.shared), len(self.totals[0]) - len(self.shared)])
+        self.shared.copy_(model / (len(clients) * self.workload.samples))
+        if len(self.controls):
+            self.controls[-1].add_(changes / self.workload.clients)
 
     def evaluate(self) -> None:
         """Evaluate the model on 10,000 samples, half of them in each process."""

@@ -33,6 +33,8 @@ CASES: list[tuple[str, Workload, int]] = [  # method, workload, rounds
     ("fedavg", replace(BASE, clients=1000, cohort=50), 20),
     ("fedavg", replace(BASE, clients=10000, cohort=50), 20),
     ("fedavg", replace(BASE, clients=1000, cohort=500), 4),
+    ("fedavg", replace(BASE, clients=100_000, cohort=50), 20),
+    ("fedavg", replace(BASE, clients=1_000_000, cohort=50, samples=4, batch=4), 20),
 ]
 
 
@@ -58,6 +60,7 @@ def measure(method: Method, workload: Workload, rounds: int) -> tuple[float, flo
     world = world_of(workload, method)
     began = time.perf_counter()
     with Simulation(world, workers=2, store=Store(folder / "clients", memory=64 << 20)) as simulation:
+        del world  # its arrays are in shared memory now
         watch = Watch(simulation)
         watch.start()
         site = simulation.world.server_site

@@ -15,7 +15,7 @@ from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.world import World, world_from_tensors
-from fedskew.methods.fedavg import FedAvg
+from fedskew.methods import REGISTRY
 from fedskew.models import build
 
 NETS = {"lenet": ("simple-cnn", {"projection": False}), "mcmahan": ("cnn", {})}
@@ -37,13 +37,13 @@ def world_of(workload: Workload, method: Method, *, fast: bool = True) -> World:
 
 
 class Ours:
-    """The simulator on a workload, with `workers` processes and FedAvg unless `method` is given."""
+    """The simulator on a workload, with `workers` processes and the workload's method unless `method` is given."""
 
     def __init__(
         self, workload: Workload, *, fast: bool = True, method: Method | None = None, workers: int = 2
     ) -> None:
         self.workload = workload
-        world = world_of(workload, method or FedAvg(), fast=fast)
+        world = world_of(workload, method or REGISTRY[workload.method](), fast=fast)
         self.simulation = Simulation(world, workers=workers)
         self.loop: Iterator[Record] = run(
             world.method, self.simulation, self.simulation.world.server_site, 1000,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import tempfile
@@ -29,13 +30,28 @@ from fedskew.deploy.roster import Roster
 RUN = "0" * 16
 
 
-def site(process: FlowerProcess, blob: bytes, slow: float) -> None:
-    """Answer every request with the same bytes."""
+def answer_all(folder: Path, names: list[str], address: str, size: int, first_slow: float, pids: Any) -> None:
+    """All sites, in a process of their own: each answers every request with the same bytes, until killed."""
+    blob = os.urandom(size)
+    processes = []
+    for name in names:
+        keys = folder / "certs" / name
+        config = {"server": address, "insecure": False}
+        config |= {"ca": (keys / "ca.crt").read_text(), "key": (keys / "site.key").read_text()}
+        processes.append(FlowerProcess("carrier", config, folder / f"{name}.log"))
+        slow = first_slow if name == names[0] else 0.0
+        threading.Thread(target=answer, args=(processes[-1], blob, slow), daemon=True).start()
+    pids.put([process.process.pid for process in processes])
+    threading.Event().wait()
+
+
+def answer(process: FlowerProcess, blob: bytes, slow: float) -> None:
+    """Answer every request of one site."""
     while (frame := process.receive()) is not None:
         if frame[0]["event"] == "request":
             time.sleep(slow)
-            answer = Answer(run=RUN, round=int(frame[0]["header"]["round"]), name="x", weight=1.0)
-            process.send(as_header(answer), blob)
+            header = as_header(Answer(run=RUN, round=int(frame[0]["header"]["round"]), name="x", weight=1.0))
+            process.send(header, blob)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -52,7 +68,8 @@ def peak_megabytes(pid: int) -> float:
 
 def measure(count: int, megabytes: float, waves: int, first_slow: float, quiet: float) -> dict[str, Any]:
     """The figures of one number of sites."""
-    blob, names = os.urandom(int(megabytes * 1e6)), [f"site-{i:02d}" for i in range(count)]
+    names, size = [f"site-{i:02d}" for i in range(count)], int(megabytes * 1e6)
+    blob = os.urandom(size)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         make_certs(folder / "certs", [], names, 30)
@@ -60,15 +77,11 @@ def measure(count: int, megabytes: float, waves: int, first_slow: float, quiet: 
         link = FlowerProcess("link", hosting.config(), folder / "link.log", folder / "spool")
         ready = link.receive(300)
         assert ready is not None
+        context = multiprocessing.get_context("spawn")
+        pids = context.Queue()
         address = f"127.0.0.1:{ready[0]['port']}"
-        sites = []
-        for i, name in enumerate(names):
-            keys = folder / "certs" / name
-            config = {"server": address, "insecure": False}
-            config |= {"ca": (keys / "ca.crt").read_text(), "key": (keys / "site.key").read_text()}
-            sites.append(FlowerProcess("carrier", config, folder / f"{name}.log"))
-            slow = first_slow if i == 0 else 0.0
-            threading.Thread(target=site, args=(sites[-1], blob, slow), daemon=True).start()
+        sites = context.Process(target=answer_all, args=(folder, names, address, size, first_slow, pids), daemon=True)
+        sites.start()
         roster = Roster(link, names, ready[0]["nodes"], lambda line: None)
         while len(roster.present()) < count:
             roster.handle_next(1.0)
@@ -81,21 +94,22 @@ def measure(count: int, megabytes: float, waves: int, first_slow: float, quiet: 
                     assert client in replies.frames, f"site {client} did not answer"
                     replies.drop(client)
             seconds.append(round(time.monotonic() - began, 2))
-        before = [cpu_seconds(process.process.pid) for process in (link, *sites)]
+        watched = [link.process.pid, *pids.get()]
+        before = [cpu_seconds(pid) for pid in watched]
         time.sleep(quiet)
-        after = [cpu_seconds(process.process.pid) for process in (link, *sites)]
-        used = [(b - a) / quiet for a, b in zip(before, after, strict=True)] if quiet else [0.0]
+        used = [(cpu_seconds(pid) - was) / quiet if quiet else 0.0 for pid, was in zip(watched, before, strict=True)]
         result = {
             "sites": count,
             "megabytes": megabytes,
             "seconds of each wave": seconds,
             "server's Flower process, peak MB": round(peak_megabytes(link.process.pid)),
-            "this process, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "server, peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "CPU of a waiting site": round(sum(used[1:]) / count, 4),
             "CPU of the server while they wait": round(used[0], 4),
         }
-        for process in (*sites, link):
-            process.close()
+        link.close()
+        sites.kill()
+        sites.join()
     return result
 
 

@@ -26,6 +26,7 @@ class Workload:
     momentum: float = 0.0
     lr: float = 0.01
     rounds: int = 6  # per measurement
+    method: str = "fedavg"  # fedavg | scaffold
 
 
 WORKLOADS = {
@@ -34,6 +35,7 @@ WORKLOADS = {
         Workload("tiny", "lenet", clients=1000, cohort=50, samples=60, batch=10, rounds=4),
         Workload("silo", "lenet", clients=10, cohort=10, samples=2000, batch=64, epochs=2, momentum=0.9, rounds=1),
         Workload("mcmahan", "mcmahan", clients=20, cohort=8, samples=500, batch=128, rounds=1),
+        Workload("scaffold", "lenet", clients=5000, cohort=250, samples=12, batch=12, rounds=1, method="scaffold"),
     )
 }
 

@@ -20,10 +20,12 @@ for i, name in enumerate(("hospital-a", "hospital-b", "hospital-c")):
 with socket.create_server(("127.0.0.1", 0)) as listener:
     port = str(listener.getsockname()[1])
 subprocess.run([*FEDSKEW, "certs", "--sites", "hospital-a,hospital-b,hospital-c"], check=True)
-serve = [*FEDSKEW, "serve", "--certs", "certs/server", "--port", port, "--rounds", "2", "--out", "runs/hospitals"]
-server = subprocess.Popen(serve)
+serve = [*FEDSKEW, "serve", "--certs", "certs/server", "--port", port, "--data", "sites", "--rounds", "2"]
+server = subprocess.Popen([*serve, "--out", "runs/hospitals"])
 sites = [
-    subprocess.Popen([*FEDSKEW, "join", f"127.0.0.1:{port}", "--certs", f"certs/{name}", "--data", f"{name}.npz"])
+    subprocess.Popen(
+        [*FEDSKEW, "join", "--server", f"127.0.0.1:{port}", "--certs", f"certs/{name}", "--data", f"{name}.npz"]
+    )
     for name in ("hospital-a", "hospital-b", "hospital-c")
 ]
 codes = [process.wait(timeout=300) for process in (server, *sites)]

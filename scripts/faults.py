@@ -61,13 +61,13 @@ def refusals(folder: Path) -> None:
         shutil.copytree(ours, mixed)
         shutil.copy(theirs / "site.key", mixed)
         unknown = trial.join("mixed", port, "--data", "digits")
-        check(unknown.end(240) == 2 and "does not know this key" in unknown.output(), "an unknown key is refused")
+        check(unknown.end(600) == 2 and "does not know this key" in unknown.output(), "an unknown key is refused")
         check("is not the key of a registered site" in server.output(), "the server reports it")
 
         shutil.copy(theirs / "ca.crt", mixed)
         other_authority = trial.join("mixed", port, "--data", "digits")
         check(
-            other_authority.end(240) == 2 and "certificate is not accepted" in other_authority.output(),
+            other_authority.end(600) == 2 and "certificate is not accepted" in other_authority.output(),
             "the certificate of another authority is refused",
         )
 
@@ -141,14 +141,14 @@ def killed(folder: Path) -> None:
         sites["south"] = trial.join("south", port, "--data", "digits")
         sites["south"].wait_for("ready")
         check(True, "a killed site joins again")
-        server.wait_for("round 4/", 180)
+        server.wait_for("round 4/", 600)
         child_processes = children(server.process.pid)
         server.kill()
         time.sleep(1.0)
         check(not any(alive(pid) for pid in child_processes), "a killed server leaves no process")
         again, _ = trial.serve("--resume", str(folder / "run"), port=port)
         check(again.wait_for(r"after round (\d)") in "45", "the server resumes after the last finished round")
-        check(again.end(180) == 0, "the run ends")
+        check(again.end(600) == 0, "the run ends")
         result = trial.result("run")
         check(not any(record["lost"] for record in records(folder)), "no update was lost")
         check(result["digest"] == undisturbed["digest"], "the digest is that of an undisturbed run")
@@ -207,7 +207,7 @@ def corrupt(folder: Path) -> None:
                 [sys.executable, "-c", BAD_SITE, *command, "--data", "digits"], stdout=log, stderr=log
             )
         try:
-            check(server.end(300) == 0, "the run ends")
+            check(server.end(900) == 0, "the run ends")
         finally:
             bad.kill()
             bad.wait()
@@ -235,12 +235,12 @@ def gone(folder: Path) -> None:
         check(True, "its late reply is dropped and reported")
         sites["south"].kill()
         sites["west"].kill()
-        code = server.end(120)
+        code = server.end(400)
         check(code == 3, f"below the quorum the run stops: {server.output()[-300:]}")
         for name in ("south", "west"):
             sites[name] = trial.join(name, port, "--data", "digits")
         again, _ = trial.serve("--resume", str(folder / "run"), "--timeout", "30", port=port)
-        check(again.end(240) == 0, "it continues when they have joined again")
+        check(again.end(600) == 0, "it continues when they have joined again")
 
 
 def online(folder: Path) -> None:
@@ -251,7 +251,7 @@ def online(folder: Path) -> None:
         sites = {name: trial.join(name, port, "--data", "digits") for name in trial.sites}
         server.wait_for("round 3/")
         sites["west"].kill()
-        check(server.end(240) == 0, "the run ends")
+        check(server.end(600) == 0, "the run ends")
         rounds = records(folder)
         check(sum(len(record["lost"]) for record in rounds) <= 1, "the killed site is asked at most once")
         check(all(len(record["cohort"]) == 2 for record in rounds), "every cohort has two sites")
@@ -270,7 +270,7 @@ def cut(folder: Path) -> None:
         proxy.cut()
         time.sleep(10)
         proxy.up = True
-        check(server.end(240) == 0, "the run ends")
+        check(server.end(600) == 0, "the run ends")
         check(not any(record["lost"] for record in records(folder)), "no update was lost")
         check(trial.result("run")["digest"] == undisturbed["digest"], "the digest is that of an undisturbed run")
 

@@ -30,6 +30,7 @@ from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 
 METHOD, ROUNDS, EPOCHS = "scaffold", 12, 60
+GRACE = "300"  # seconds a killed site has to come back; a busy machine needs a minute to start it
 QUIET = (2.0, 8.0)  # seconds between faults
 LONGEST_RUN = 1200.0  # seconds
 
@@ -54,7 +55,7 @@ class Soak:
     def __init__(self, trial: Trial, out: str, seed: int, rng: random.Random) -> None:
         self.trial, self.out, self.rng = trial, out, rng
         options = ["--method", METHOD, "--split", split(len(trial.sites)), "--rounds", str(ROUNDS), "--seed", str(seed)]
-        options += ["--set", f"training.epochs={EPOCHS}", "--out", str(trial.folder / out)]
+        options += ["--grace", GRACE, "--set", f"training.epochs={EPOCHS}", "--out", str(trial.folder / out)]
         self.server, self.port = trial.serve(*options)
         self.proxies = {name: Proxy(self.port) for name in trial.sites}
         self.sites = {name: self._join(name) for name in trial.sites}
@@ -64,7 +65,9 @@ class Soak:
 
     def _resume(self) -> None:
         self.server.process.wait()
-        self.server, _ = self.trial.serve("--resume", str(self.trial.folder / self.out), port=self.port)
+        self.server, _ = self.trial.serve(
+            "--resume", str(self.trial.folder / self.out), "--grace", GRACE, port=self.port
+        )
 
     def kill_server(self) -> None:
         self.server.kill()
@@ -72,8 +75,8 @@ class Soak:
 
     def kill_link(self) -> None:
         """The server ends with its Flower process, and is started again."""
-        self._kill_children(self.server)
-        self._resume()
+        if self._kill_children(self.server):
+            self._resume()
 
     def kill_site(self) -> None:
         name = self.rng.choice(self.trial.sites)
@@ -81,8 +84,10 @@ class Soak:
         self.sites[name] = self._join(name)
 
     def kill_carrier(self) -> None:
+        """A site ends with its Flower process, and is started again. Nothing happens while it is still starting."""
         name = self.rng.choice(self.trial.sites)
-        self._kill_children(self.sites[name])
+        if not self._kill_children(self.sites[name]):
+            return
         self.sites[name].process.wait()
         self.sites[name] = self._join(name)
 
@@ -109,10 +114,13 @@ class Soak:
                 connection.sendall(text)
 
     @staticmethod
-    def _kill_children(process: Process) -> None:
-        for pid in children(process.process.pid):
+    def _kill_children(process: Process) -> bool:
+        """kill -9 of the child processes; False if there are none."""
+        found = children(process.process.pid)
+        for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return bool(found)
 
     @staticmethod
     def _pause(process: Process, seconds: float) -> None:
@@ -128,6 +136,7 @@ class Soak:
     def carry_out(self, until: float, done: Counter[str]) -> None:
         """Cause faults until the run ends, or the time is over; then let it end."""
         began = time.monotonic()
+        self.server.wait_for("round 1/", LONGEST_RUN)
         while self.server.process.poll() is None and time.monotonic() - began < LONGEST_RUN:
             time.sleep(self.rng.uniform(*QUIET))
             if time.monotonic() < until and self.server.process.poll() is None:

@@ -38,7 +38,7 @@ class Process:
         """What the process has printed so far."""
         return self.log.read_bytes()[self.offset :].decode()
 
-    def wait_for(self, pattern: str, seconds: float = 180, count: int = 1) -> str:
+    def wait_for(self, pattern: str, seconds: float = 600, count: int = 1) -> str:
         """Wait until the output matches a pattern `count` times; returns the first group of that match."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -146,7 +146,11 @@ class Proxy:
             if not self.up:
                 near.close()
                 continue
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:  # the server is down
+                near.close()
+                continue
             self.connections += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedskew.cli.options import seed_list
@@ -53,3 +54,17 @@ def test_names_are_never_cut_and_worst_says_of_which_model(fedskew: Any, monkeyp
         assert words in out
     assert re.search(r"cannot be told apart|ahead of fedavg|behind fedavg", out)
     assert "next: fedskew report runs/compare-digits-" in out
+
+
+def test_a_class_that_is_never_recognised_is_a_warning(fedskew: Any) -> None:
+    rng = np.random.default_rng(0)
+    y = np.array(["healthy"] * 190 + ["sick"] * 10)
+    np.savez("own.npz", x_train=rng.normal(size=(200, 4)).astype(np.float32), y_train=y)
+    words = ["compare", "fedavg", "fedprox", "--data", "own.npz", "--split", "iid:clients=2", "--rounds", "9"]
+    done = fedskew(*words, "--workers", "1")
+    assert "warning: the global model recognised no sample of class 'sick' (0 of 2) (fedprox, seed 0)" in done.out
+    table = done.out.partition("method ")[2]
+    assert re.match(r"\s*┃ balanced accuracy", table)
+    found = fedskew(*words, "--json").json()
+    assert found["goal"] == "balanced"
+    assert len(found["warnings"]) == 4

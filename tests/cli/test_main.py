@@ -257,7 +257,22 @@ def test_help_and_version_need_no_torch() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "compare", "table", "tune", "report", "split", "data", "methods", "models", "serve", "join", "certs"],
+    [
+        "run",
+        "compare",
+        "table",
+        "tune",
+        "report",
+        "split",
+        "data",
+        "methods",
+        "models",
+        "serve",
+        "join",
+        "certs",
+        "status",
+        "forget",
+    ],
 )
 def test_help_explains_a_command_without_python_types(fedskew: Any, command: str) -> None:
     done = fedskew(command, "--help")

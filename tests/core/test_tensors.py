@@ -1,6 +1,9 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from fedskew.core.seeding import seeded
 from fedskew.core.tensors import Mean, Tensors, weighted_mean
 
 
@@ -68,3 +71,57 @@ def test_mean_keeps_its_precision_over_many_items() -> None:
     """Ten thousand times 0.1 in single precision would drift in the fourth digit; the running sum is double."""
     mean = weighted_mean((Tensors(w=torch.tensor(0.1)), 1.0) for _ in range(10_000))
     assert mean["w"] == torch.tensor(0.1)
+
+
+def flat_and_not(seed: int) -> tuple[Tensors, Tensors]:
+    """The same random tensors as views of one vector, and apart."""
+    apart = Tensors(a=torch.randn(3, 5, generator=seeded(seed)), b=torch.randn(7, generator=seeded(seed + 1)))
+    return Tensors.views(torch.cat([t.reshape(-1) for t in apart.values()]), apart), apart
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * 0.3, lambda x, y: x / 7, lambda x, y: x.zeros()]
+)
+def test_arithmetic_of_views_of_one_vector_is_bit_identical(rule: Callable[[Tensors, Tensors], Tensors]) -> None:
+    (x, apart_x), (y, apart_y) = flat_and_not(0), flat_and_not(2)
+    at_once, apart = rule(x, y), rule(apart_x, apart_y)
+    assert at_once.flat is not None
+    assert list(at_once) == list(apart)
+    for mixed in (at_once, rule(x, apart_y), rule(apart_x, y)):
+        assert all(torch.equal(mixed[name], apart[name]) for name in apart)
+
+
+def test_vectors_in_another_order_or_shape_are_not_mixed_up() -> None:
+    x, _ = flat_and_not(0)
+    turned = Tensors.views(x.flat.clone(), {"b": x["b"], "a": x["a"]})
+    assert torch.equal((x + turned)["b"], x["b"] + turned["b"])
+    other = Tensors.views(torch.arange(22.0), {"a": torch.empty(1, 5), "b": torch.empty(17)})
+    with pytest.raises(RuntimeError):
+        x + other
+
+
+@pytest.mark.parametrize("weight", [12.0, 1.0, 0.3])
+def test_the_mean_of_views_of_one_vector_is_bit_identical(weight: float) -> None:
+    pairs = [flat_and_not(seed) for seed in range(0, 8, 2)]
+    at_once, apart = (weighted_mean((pair[i], weight + k) for k, pair in enumerate(pairs)) for i in (0, 1))
+    assert all(torch.equal(at_once[name], apart[name]) for name in apart)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.__setitem__("a", torch.ones(15)),
+        lambda x: x.pop("a"),
+        lambda x: x.update(a=torch.ones(15)),
+        lambda x: x.__delitem__("a"),
+        lambda x: x.popitem(),
+        lambda x: x.clear(),
+        lambda x: x.setdefault("c", torch.ones(2)),
+        lambda x: x.__ior__({"a": torch.ones(15)}),
+    ],
+)
+def test_a_changed_entry_does_not_leave_the_old_vector_behind(change: Callable[[Tensors], object]) -> None:
+    """Otherwise arithmetic would silently use the values from before."""
+    x, _ = flat_and_not(0)
+    change(x)
+    assert x.flat is None

@@ -21,7 +21,7 @@ from fedskew.cli import operations
 from fedskew.core.settings import UsageError
 from fedskew.deploy import certs, joining
 from fedskew.deploy import flower_process as child
-from fedskew.deploy.flower import carrier, gate, signing
+from fedskew.deploy.flower import gate, signing, verdicts
 from fedskew.deploy.flower.frames import from_records, read_frame, write_frame
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
@@ -187,29 +187,28 @@ class Response:
 @pytest.mark.parametrize(
     ("joined", "status", "body", "kind", "words"),
     [
-        (False, 403, {"refused": "key: the server does not know this key"}, carrier.Refused, "does not know this key"),
-        (False, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
-        (True, 403, {"refused": "clock: it is 400 s behind"}, carrier.Refused, "400 s behind"),
-        (True, 403, {"refused": "key: the server does not know"}, carrier.Unknown, "restarted"),
-        (True, 401, "no", carrier.Unknown, "restarted"),
-        (False, 401, "no", carrier.Refused, "signature"),
-        (False, 412, {"code": 2004}, carrier.Away, "still regards this site as online"),
-        (True, 413, {"refused": "size: a reply may have 5 bytes"}, carrier.TooLarge, "5 bytes"),
-        (True, 503, "busy", carrier.Away, "503"),
-        (True, 503, {"refused": "busy: other sites are sending"}, carrier.Busy, "other sites"),
-        (True, 410, {"refused": "late: the server does not wait"}, carrier.Withdrawn, "does not wait"),
-        (False, 403, {"refused": "version: it speaks 2"}, carrier.Refused, "it speaks 2"),
-        (True, 500, ["a list"], carrier.Away, "500"),
+        (False, 403, {"refused": "key: the server does not know this key"}, verdicts.Refused, "does not know this key"),
+        (False, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
+        (True, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
+        (True, 403, {"refused": "key: the server does not know"}, verdicts.Unknown, "restarted"),
+        (True, 401, "no", verdicts.Unknown, "restarted"),
+        (True, 403, {"refused": "source: the request is for another node"}, verdicts.Unknown, "restarted"),
+        (False, 401, "no", verdicts.Refused, "signature"),
+        (False, 412, {"code": 2004}, verdicts.Away, "still regards this site as online"),
+        (True, 413, {"refused": "size: a reply may have 5 bytes"}, verdicts.TooLarge, "5 bytes"),
+        (True, 503, "busy", verdicts.Away, "503"),
+        (True, 503, {"refused": "busy: other sites are sending"}, verdicts.Busy, "other sites"),
+        (True, 410, {"refused": "late: the server does not wait"}, verdicts.Withdrawn, "does not wait"),
+        (False, 403, {"refused": "version: it speaks 2"}, verdicts.Refused, "it speaks 2"),
+        (True, 500, ["a list"], verdicts.Away, "500"),
     ],
 )
 def test_what_the_server_answers_decides_whether_a_site_tries_again(
     joined: bool, status: int, body: Any, kind: type[Exception], words: str
 ) -> None:
-    made = object.__new__(carrier.Carrier)
-    made.node = object() if joined else None
-    verdict = made._verdict(Response(status, body))
-    assert type(verdict) is kind
-    assert words in str(verdict)
+    made = verdicts.verdict(Response(status, body), joined)
+    assert type(made) is kind
+    assert words in str(made)
 
 
 # where Flower is

@@ -166,7 +166,12 @@ def test_a_server_cannot_make_a_site_import_a_file(tmp_path: Path) -> None:
     trap = tmp_path / "trap.py"
     trap.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     site = Node("digits", States(tmp_path / "state"), name="north")
-    for settings in ({"method": {"name": f"{trap}:Evil"}}, {"model": f"{trap}:Net"}, {"model": f"{trap}:Net:x=1"}):
+    for settings in (
+        {"method": {"name": f"{trap}:Evil"}},
+        {"model": f"{trap}:Net"},
+        {"model": f"{trap}:Net:x=1"},
+        {"evaluation": {"metric": f"{trap}:m"}},
+    ):
         for kind in ("hello", "work"):
             answer, _ = site.reply(ask(settings, kind=kind, client=0, sites=3), bytes(encode({})))
             assert "names code in a file" in answer.lost

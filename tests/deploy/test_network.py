@@ -41,8 +41,8 @@ def test_a_site_cannot_read_delete_or_answer_the_messages_of_another() -> None:
     found = attacked()
     assert "Withdrawn" in found["read"]
     assert found["kept"]
-    assert "the reply is of another node" in found["forged"]
-    assert "the request is for another node" in found["other node"]
+    assert found["forged"] == found["other node"] == "Unknown: the server was restarted"
+    assert found["notes"] == ["source: the reply is of another node", "source: the request is for another node"]
 
 
 def test_a_request_cannot_be_repeated_or_changed() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from fedskew.cli.logs import printer
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.deploy import certs, roster
+from fedskew.deploy.agreed import read_agreed
 from fedskew.deploy.flower.bell import Bell
 from fedskew.deploy.flower.frames import SPILL, read_frame, write_frame
 from fedskew.deploy.flower.gate import NONCES, Gate, read_body, replayed
@@ -50,6 +52,11 @@ def test_the_status_of_a_run_shows_rounds_sites_and_refusals(fedskew: Callable[.
         ("west", True, True),
     ]
     assert "its clock is 900 s behind" in found["refusals"][0]
+    played.told.put(({"event": "nodes", "online": [100, 102]}, b""))
+    between.roster.handle_next(1.0)
+    assert [site["online"] for site in read_status(tmp_path / "run")["sites"]] == [True, False, True]
+    played.told.put(({"event": "nodes", "online": [100, 101, 102]}, b""))
+    between.roster.handle_next(1.0)
     assert found["disk"]["free"] > 0
     said = fedskew("status", str(tmp_path / "run"))
     assert "round 1 of 2" in said.out
@@ -164,14 +171,13 @@ def test_a_site_is_revoked_by_name(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_leaves_out_a_site_whose_key_was_revoked(tmp_path: Path) -> None:
-    between, _ = served(FEW, tmp_path)
-    between.agreed.sites = ["a", "b"]
-    (between.path / "deployment.json").write_text('{"run": "00112233", "sites": ["a", "b"]}')
-    agreed = between._read_agreed(["a"], resume=True)
+    (tmp_path / "deployment.json").write_text('{"run": "00112233", "sites": ["a", "b"]}')
+    agreed, notes = read_agreed(tmp_path, ["a"], "", resume=True)
     assert agreed.sites == ["a", "b"]
-    assert "the keys of b were revoked" in between.notes[-1]
+    assert notes == ["the keys of b were revoked: these sites are left out"]
+    assert read_agreed(tmp_path, ["a", "b"], "", resume=True)[1] == []
     with pytest.raises(UsageError, match="started with the sites a, b"):
-        between._read_agreed(["a", "c"], resume=True)
+        read_agreed(tmp_path, ["a", "c"], "", resume=True)
 
 
 def test_the_commands_for_keys_say_what_is_wrong(fedskew: Callable[..., Any], tmp_path: Path) -> None:
@@ -300,5 +306,17 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     for _ in range(2):
         answer, payload = played.nodes[0].reply(played.asked[0][1], b"")
         played.nodes[0].audit.record("here:1", "hello", answer, payload)
-    lines = played.nodes[0].audit.path.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["hello", "hello"]
+    played.nodes[0].audit.record("here:1", "work", answer, b"no payload")
+    lines = [json.loads(line) for line in played.nodes[0].audit.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["hello", "hello", "work"]
+    assert lines[2]["groups"] == {"unknown": 10}
+
+
+@pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service", "Containerfile"])
+def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callable[..., Any], name: str) -> None:
+    text = (Path(__file__).parents[2] / "packaging" / name).read_text()
+    command = "serve" if "server" in name else "join"
+    help_text = fedskew(command, "--help").out
+    used = set(re.findall(r"(--[a-z-]+)", text[text.index(f"{command} --") :].splitlines()[0]))
+    assert len(used) >= 3
+    assert all(option in help_text for option in used)

@@ -43,9 +43,9 @@ def of_clients(shared: ClientMetrics | None, personal: ClientMetrics) -> Metrics
 
 
 @pytest.mark.parametrize(
-    ("samples", "balanced"), [([10, 10], True), ([10, 19], True), ([10, 20], False), ([10, 0], False)]
+    ("samples", "balanced"), [([10, 10], True), ([10, 13], True), ([10, 14], False), ([10, 0], False)]
 )
-def test_samples_are_balanced_if_no_class_has_twice_another_s(samples: list[int], balanced: bool) -> None:
+def test_samples_are_balanced_if_no_class_has_more_than_1_3_times_another_s(samples: list[int], balanced: bool) -> None:
     metrics = Metrics(global_=all_healthy(*samples))
     assert metrics.global_ is not None
     assert metrics.global_.balanced is balanced

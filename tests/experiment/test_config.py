@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,3 +193,43 @@ def test_batch_norm_policies_end_to_end(policy: str) -> None:
     assert metrics.global_.loss < 50
     shared, own = metrics.clients.global_.mean, metrics.clients.personal.mean
     assert (shared == own) == (policy != "local")
+
+
+def spacing(samples: int, test: int, **changes: Any) -> int:
+    """The rounds between evaluations of 10 clients with equal parts of `samples`, and a test set of `test`."""
+    x, y = np.zeros((samples + test, 2), np.float32), np.arange(samples + test) % 2
+    data = fedskew.DataSet("even", x[test:], y[test:], x[:test], y[:test], classes=2)
+    experiment = Experiment(data=data, split="iid:clients=10", rounds=1000, **changes)
+    return assemble(experiment).evaluate_every
+
+
+def test_automatic_evaluation_takes_a_tenth_of_the_work_by_sample_counts() -> None:
+    """4,000 samples: 3,200 to train, 800 to test. 9 * 1,000 evaluated over 3 * 3,200 trained is 0.94, so every round.
+
+    With one client of ten per round 9.4, so 10; with 5 epochs 1.9, so 2; with 1 step of 32 samples 94; evaluating
+    two models, 1,800 samples instead of 1,000, 16.9.
+    """
+    assert spacing(4000, 200) == 1
+    one = {"clients_per_round": 1}
+    assert spacing(4000, 200, **one) == 10
+    assert spacing(4000, 200, training=Training(epochs=5), **one) == 2
+    assert spacing(4000, 200, training=Training(steps=1), **one) == 94
+    assert spacing(4000, 200, method=fedskew.FedPer(), **one) == 17
+    assert spacing(4000, 200, evaluation=Evaluation(clients=1), **one) == 3
+    assert spacing(4000, 200, evaluation=Evaluation(every=7), **one) == 7
+
+
+def test_automatic_evaluation_is_every_round_where_all_of_it_is_small() -> None:
+    """100 samples evaluated 1,000 times are 100,000, a second of work."""
+    assert spacing(400, 20, clients_per_round=1) == 1
+
+
+@pytest.mark.parametrize(("text", "value"), [("5", 5), ("auto", "auto")])
+def test_the_spacing_of_evaluations_can_be_given_as_text(text: str, value: object) -> None:
+    assert from_dict({"evaluation": {"every": text}}).evaluation.every == value
+
+
+@pytest.mark.parametrize("wrong", [0, "often", 1.5, -1])
+def test_a_wrong_spacing_of_evaluations_is_a_usage_error(wrong: object) -> None:
+    with pytest.raises(UsageError, match="every"):
+        from_dict({"evaluation": {"every": wrong}})

@@ -1,8 +1,11 @@
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedskew.federation.store import Damaged, Store
+from fedskew.core.files import sha256
+from fedskew.federation.store import Damaged, Store, Version
 
 
 def test_what_is_staged_counts_only_when_committed() -> None:
@@ -64,7 +67,7 @@ def test_flush_lists_and_writes_each_version_once_up_to_the_round(tmp_path: Path
     assert [entry[:2] for entry in store.flush(until=0)] == [(4, 0)]
     assert [entry[:2] for entry in store.flush(until=5)] == [(4, 1)]
     assert store.flush(until=9) == []
-    assert sorted(p.name for p in (tmp_path / "clients").iterdir()) == ["4.0.safetensors", "4.1.safetensors"]
+    assert [p.read_bytes() for p in (tmp_path / "clients").iterdir()] == [b"state 0state 1"]
 
 
 def test_prune_keeps_what_a_checkpoint_may_need(tmp_path: Path) -> None:
@@ -75,7 +78,7 @@ def test_prune_keeps_what_a_checkpoint_may_need(tmp_path: Path) -> None:
         store.commit([7])
     store.flush(until=4)
     store.prune(before=3)
-    assert sorted(p.name for p in (tmp_path / "clients").iterdir()) == ["7.2.safetensors", "7.4.safetensors"]
+    assert sorted(store.written) == [(7, 2), (7, 4)]
     assert store.get(7) == b"v4"
 
 
@@ -88,9 +91,91 @@ def test_a_restored_store_goes_on_and_damage_is_noticed(tmp_path: Path) -> None:
     again = Store(tmp_path / "clients")
     again.restore(entries)
     assert (again.get(1), again.get(2)) == (b"state of 1", b"state of 2")
-    (tmp_path / "clients" / "2.0.safetensors").write_bytes(b"state of 3")
+    (tmp_path / "clients" / "000000.segment").write_bytes(b"state of 1state of 3")
     with pytest.raises(Damaged, match="client 2"):
         Store(tmp_path / "clients").restore(entries)
+    (tmp_path / "clients" / "000000.segment").write_bytes(b"state of 1")
+    with pytest.raises(Damaged, match="client 2"):
+        Store(tmp_path / "clients").restore(entries)
+
+
+def test_a_store_with_a_file_for_each_state_goes_on_with_segments(tmp_path: Path) -> None:
+    """As written by versions before there were segments."""
+    blob = b"state of 1"
+    (tmp_path / "1.0.safetensors").write_bytes(blob)
+    store = Store(tmp_path)
+    store.restore([Version(1, 0, sha256(blob)), Version(2, 0, "")])
+    assert (store.get(1), store.get(2)) == (blob, b"")
+    for round in (1, 2):
+        store.stage(1, round, b"next %d" % round)
+        store.commit([1])
+    store.flush(until=2)
+    store.prune(before=1)
+    assert store.get(1) == b"next 2"
+    assert [p.name for p in tmp_path.iterdir()] == ["000000.segment"]
+    (tmp_path / "1.0.safetensors").write_bytes(b"state of 2")
+    with pytest.raises(Damaged, match="client 1"):
+        Store(tmp_path).restore([Version(1, 0, sha256(blob))])
+
+
+def checkpoints(store: Store, rounds: range, clients: range) -> Iterator[tuple[int, list[Version]]]:
+    """Every client trains each round, and a checkpoint follows; yields (round, all versions listed so far)."""
+    listed: list[Version] = []
+    for round in rounds:
+        for client in clients:
+            if client > 0 or round == 0:  # the first client trains only once: its state has to be moved
+                store.stage(client, round, bytes([client, round]) * 50)
+        store.commit(clients)
+        listed += store.flush(until=round)
+        if round:
+            store.prune(before=round - 1)
+        yield round, list(listed)
+
+
+def test_segments_stay_few_and_the_last_two_checkpoints_can_be_restored(tmp_path: Path) -> None:
+    """100 bytes a state, segments of 1,000: of 12 rounds of 10 clients, 12,000 bytes, two rounds are needed."""
+    store = Store(tmp_path)
+    store.segments.full = 1000
+    before: list[Version] = []
+    for round, listed in checkpoints(store, range(12), range(10)):
+        assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 5000
+        for entries, last in ((listed, round), (before, round - 1)):
+            if entries:
+                other = Store(tmp_path)
+                other.restore(entries)
+                assert [other.get(c) for c in range(10)] == [bytes([c, last if c else 0]) * 50 for c in range(10)]
+        before = listed
+
+
+def test_a_killed_store_goes_on_and_what_it_left_is_removed(tmp_path: Path) -> None:
+    """The states of a round that was not saved are in a segment that no checkpoint knows."""
+    store = Store(tmp_path, memory=100)
+    _, listed = list(checkpoints(store, range(2), range(5)))[-1]
+    for client in range(5):
+        store.stage(client, 2, b"lost" * 25)
+    again = Store(tmp_path)
+    again.restore(listed)
+    assert [again.get(c) for c in range(1, 5)] == [bytes([c, 1]) * 50 for c in range(1, 5)]
+    for _ in checkpoints(again, range(2, 8), range(1, 5)):
+        pass
+    assert not [p for p in tmp_path.iterdir() if b"lost" in p.read_bytes()]
+    assert again.get(0) == bytes([0, 0]) * 50
+
+
+def test_without_a_folder_states_spill_to_a_temporary_one_that_goes_with_the_store() -> None:
+    store = Store(memory=1000)
+    store.segments.full = 1000
+    folder = store.folder
+    for round in range(10):
+        for client in range(50):
+            store.stage(client, round, bytes([client, round]) * 50)
+            assert store.size <= 1000
+        store.commit(range(50))
+        assert sum(p.stat().st_size for p in folder.iterdir()) <= 3 * 50 * 100
+    assert [store.get(c) for c in range(50)] == [bytes([c, 9]) * 50 for c in range(50)]
+    del store
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_without_a_folder_only_the_newest_version_is_held() -> None:

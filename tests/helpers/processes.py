@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.cli.main import main
+from fedskew.core.files import PREFIX
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
-from fedskew.federation.simulate.shared_memory import MEMORY, PREFIX
+from fedskew.federation.simulate.shared_memory import MEMORY
 from fedskew.federation.simulate.simulation import Simulation
 
 

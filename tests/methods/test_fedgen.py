@@ -29,7 +29,7 @@ from fedskew.methods.fedgen import LABELS, FedGen, diversity, feature_generator,
 from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
-SMALL = FedGen(iterations=3, noise=4, hidden=8, generated=6)
+SMALL = FedGen(alpha=10.0, beta=10.0, iterations=3, noise=4, hidden=8, generated=6)
 PCDD = "pcdd:clients=5,classes=2"
 
 

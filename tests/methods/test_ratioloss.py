@@ -22,25 +22,26 @@ from toys import rounds, same
 def test_ratios_on_numbers() -> None:
     """Weight 0 is class 0's (.5 against .1), weight 1 class 1's (.4 against .1); .19 is over 80 % of .2: no class."""
     d = tensor([[0.5, -0.1, 0.2], [-0.1, 0.4, 0.19]])
-    assert_close(ratios(d), tensor([5.0, 4.0]))
+    assert_close(ratios(d, 5000.0), tensor([5.0, 4.0]))
 
 
 def test_changes_add_up_before_they_are_divided_and_others_are_averaged() -> None:
     """Class 0 owns weights 0 and 1: own .5 + .3, others the mean of (-.1, .2) and (.1, -.1): .05 + 0. R = 16."""
     d = tensor([[0.5, 0.3, 0.0], [-0.1, 0.1, 0.9], [0.2, -0.1, 0.1]])
-    assert_close(ratios(d), tensor([16.0, 0.9 / 0.05, 10.0]))
+    assert_close(ratios(d, 5000.0), tensor([16.0, 0.9 / 0.05, 10.0]))
 
 
-def test_a_class_without_weights_has_10_and_none_has_more_than_5000() -> None:
+def test_a_class_without_weights_has_10_and_none_has_more_than_the_cap() -> None:
     """Weight 0: the others' changes cancel to 1e-6; nothing moved at weight 1; class 2 owns nothing."""
     d = tensor([[1.0, 0.0, 0.0], [0.1, 0.0, 1.0], [-0.099998, 0.0, 0.0]]).double()
-    assert ratios(d).tolist() == [5000.0, 10.0, 10.0]
-    assert ratios(torch.zeros(3, 4)).tolist() == [10.0] * 3
+    assert ratios(d, 5000.0).tolist() == [5000.0, 10.0, 10.0]
+    assert ratios(d, 20.0).tolist() == [20.0, 10.0, 10.0]
+    assert ratios(torch.zeros(3, 4), 5000.0).tolist() == [10.0] * 3
 
 
 def test_a_class_whose_changes_are_all_negative_owns_no_weight() -> None:
     """The largest change is the least negative one: others are larger in size."""
-    assert ratios(tensor([[-0.1], [-0.5]])).tolist() == [10.0, 10.0]
+    assert ratios(tensor([[-0.1], [-0.5]]), 5000.0).tolist() == [10.0, 10.0]
 
 
 def test_the_loss_on_numbers() -> None:
@@ -65,7 +66,7 @@ def test_the_monitor_trains_a_copy_for_each_class_of_d0() -> None:
         own.load(model)
         fit(own, cross_entropy_of)
         changes.append(own.parameters()["head.weight"] - model["parameters"]["head.weight"])
-    assert_close(found, ratios(torch.stack(changes)))
+    assert_close(found, ratios(torch.stack(changes), 10.0))
     assert (found > 0).all()
     assert world.training.epochs == 1
 

@@ -113,7 +113,7 @@ def test_sizes_are_the_published_ones(
 
 
 def test_every_net_has_a_published_size() -> None:
-    assert {row[0] for row in PUBLISHED} == set(REGISTRY)
+    assert {row[0] for row in PUBLISHED} == set(REGISTRY) - {"linear"}  # which has no body, and no paper
 
 
 @pytest.mark.parametrize(("name", "options", "shape"), CHEAP)

@@ -165,6 +165,7 @@ def test_hostile_names_are_only_ever_text(hostile: Path) -> None:
     made.add(html_table([HOSTILE], [[HOSTILE]]))
     assert made.html(HOSTILE).count("<script") == 2
     assert "<img" not in made.html(HOSTILE)
+    assert made.html(HOSTILE).index("const fedskewCharts") > made.html(HOSTILE).index('id="charts"')  # not in the text
 
 
 @pytest.mark.slow  # starts a browser

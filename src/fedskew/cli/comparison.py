@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.cli.console import make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import COMPARED, Figure
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
-from fedskew.studies.compare import SHOWN, order, run_methods, summarise, write
+from fedskew.studies.compare import SHOWN, Compared, order, run_methods, summarise, write
 from fedskew.studies.ranking import Standing, finding, over_text
 
 # titles of columns that say of which model; the figures' whole words are printed below the table
@@ -63,7 +64,13 @@ def show_comparison(
     found = finding(standings, figure, baseline)
     write(out, base, runs, lines)
     if as_json:
-        about = {"goal": figure.key, "baseline": baseline, "finding": found, "directory": str(out)}
+        about: dict[str, Any] = {
+            "warnings": warnings(runs),
+            "goal": figure.key,
+            "baseline": baseline,
+            "finding": found,
+            "directory": str(out),
+        }
         print_json({"methods": lines} | about)
         return
     data = base.data if isinstance(base.data, str) else base.data.name
@@ -75,6 +82,8 @@ def show_comparison(
         screen.print(f"over {baseline}: mean difference with the same seeds ± half its 95 % interval, in points")
     for other in shown_figures(lines, figure):
         screen.print(f"  {title(other)}: {other.words}, in {other.unit}" if other.unit else f"  {other.words}")
+    for sentence in warnings(runs):
+        screen.print(sentence, markup=False)
     for run in runs:
         if run.outcome.failed:
             screen.print(f"{run.method} seed {run.seed} failed: {run.outcome.failed}", markup=False)
@@ -82,6 +91,17 @@ def show_comparison(
     screen.print(
         f"\nnext: fedskew report {out}    curves, confusion matrices, costs and drift on one page", markup=False
     )
+
+
+def warnings(runs: Sequence[Compared]) -> list[str]:
+    """What the table hides, such as a class that is never recognised: of each method's first run of that kind."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        result = run.outcome.result
+        sentences = cautions(result.metrics, result.labels) if result is not None else []
+        if severe := [sentence for sentence in sentences if sentence.startswith("warning: ")]:
+            found.setdefault(run.method, [f"{s} ({run.method}, seed {run.seed})" for s in severe])
+    return [sentence for of_method in found.values() for sentence in of_method]
 
 
 def shared_facts(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedskew.experiment.run import BaseRun
     from fedskew.federation.protocol import Record
 
-PAGE = 240  # columns if the output is not a terminal: wide enough that tables need not be folded
+PAGE = 400  # columns if the output is not a terminal: wide enough that tables need not be folded
 NAME = 40  # letters of a table's first column that are not folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."

@@ -75,6 +75,10 @@ def serve_command(
     timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long a round waits for its sites.")
     ] = 600,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long a site may be offline before a round leaves it out."),
+    ] = 30,
     patience: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the sites at the start.")
     ] = 600,
@@ -118,6 +122,7 @@ def serve_command(
         insecure=insecure,
         sites=sites,
         timeout=timeout,
+        grace=grace,
         patience=patience,
         limit=limit * 10**6,
         norm_bound=norm_bound,

@@ -20,9 +20,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def certs_command(
-    action: Annotated[
-        str, typer.Argument(metavar="[make|renew|revoke]", help="Make keys, renew the server's, or revoke a site's.")
-    ] = "make",
+    action: Annotated[str, typer.Argument(metavar="ACTION", hidden=True)] = "make",
     sites: Annotated[str, typer.Option(metavar="NAMES", help="Names of the sites, e.g. hospital-a,hospital-b.")] = "",
     hosts: Annotated[
         str,
@@ -34,7 +32,10 @@ def certs_command(
     days: Annotated[int, typer.Option(min=1, metavar="N", help="Days until the server's certificate expires.")] = 365,
     as_json: Json = False,
 ) -> None:
-    """Make keys: an authority, the server's certificate, a key per site."""
+    """Make keys: an authority, the server's certificate, a key per site.
+
+    ACTION is make (the default), renew (a new certificate of the server), or revoke (shut the given sites out).
+    """
     from fedskew.deploy import certs
 
     check_choice("certs", action, "make", "renew", "revoke")
@@ -70,10 +71,13 @@ def _print(as_json: bool, value: dict[str, Any], lines: list[str]) -> None:
 
 
 def status_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a served run, or --state of a site.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", hidden=True)],
     as_json: Json = False,
 ) -> None:
-    """Show a server's run (sites, round, refusals), or what left a site."""
+    """Show a server's run (sites, round, refusals), or what left a site.
+
+    DIR is the directory of a served run, or the --state folder of a site.
+    """
     from fedskew.deploy.certs import days_left
     from fedskew.deploy.status import read_status
 
@@ -104,13 +108,16 @@ def status_command(
 
 
 def forget_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The --state folder of a site.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", hidden=True)],
     older_than: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Only states last written so long ago.")
     ] = 30,
     as_json: Json = False,
 ) -> None:
-    """Remove old states of a site: those of runs that are over."""
+    """Remove old states of a site: those of runs that are over.
+
+    DIR is the --state folder of the site.
+    """
     import time
 
     from fedskew.deploy.joining import lock_states

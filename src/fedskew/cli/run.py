@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedskew.cli.console import end_if_diverged, make_screen, make_table, metered, print_json, record_text, resumable
+from fedskew.cli.closing import print_result
+from fedskew.cli.console import end_if_diverged, make_screen, metered, print_json, record_text, resumable
+from fedskew.cli.hints import print_next
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
@@ -43,27 +45,15 @@ from fedskew.cli.options import (
 from fedskew.cli.watch import beside
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
-    ACCURACIES,
-    DIAGNOSTICS,
-    FIGURES,
-    MODELS,
-    OVER_CLIENTS,
-    Figure,
-    bytes_text,
     check_goal,
     leading_figure,
-    percent,
     target_value,
     to_target,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from fedskew.evaluation.metrics import Metrics, Population
-    from fedskew.experiment.config import Experiment
-    from fedskew.experiment.result import Result
     from fedskew.experiment.run import Run
 
 
@@ -209,6 +199,11 @@ def print_setting(run: Run, screen: Console) -> None:
         f"{run.experiment.method_name} on {data.name} ({len(data.y_train)} training samples, {data.classes} classes), "
         f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples, {setting.cohort_size} per round"
     )
+    if run.experiment.evaluation.every == "auto" and setting.evaluate_every > 1:
+        screen.print(
+            f"note: evaluation after every {setting.evaluate_every} rounds, about a tenth of the work; "
+            "--set evaluation.every=1 evaluates every round"
+        )
     for note in setting.notes:
         screen.print(f"note: {note}")
 
@@ -226,86 +221,3 @@ def print_rounds(run: Run, screen: Console) -> None:
             meter.update(number, text, f"round {number}/{run.rounds} {text}", always=last)
     if run.stopped:
         screen.print(f"stopped: {run.stopped}")
-
-
-def print_result(
-    result: Result, reached: dict[str, Any], path: Path | None, screen: Console, names: Sequence[str] = ()
-) -> None:
-    """The final figures as a table, then warnings, costs, diagnostics and digests.
-
-    `reached` says when the target was reached (empty: no target), `path` is the run's directory, `names` are the
-    classes' names.
-    """
-    screen.print()
-    title = f"{result.method}, {result.rounds} rounds, seed {result.seed}" + (", diverged" if result.diverged else "")
-    rows = figure_rows(result)
-    header = "accuracy" if all(figure.measure == "accuracy" for figure, _, _ in rows) else "figure"
-    screen.print(make_table(title, [header, "%"], [(words, percent(value)) for _, words, value in rows]))
-    for caution in cautions(result.metrics, names):
-        screen.print(caution)
-    sent = f"{bytes_text(result.bytes_up)} up, {bytes_text(result.bytes_down)} down"
-    screen.print(
-        f"\n{sent}; clients {result.client_seconds:.1f} s, server {result.server_seconds:.1f} s, "
-        f"total {result.seconds:.1f} s"
-    )
-    if result.diagnostics is not None:
-        found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
-        screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")
-    if result.metrics is not None and result.metrics.own is not None:
-        screen.print(f"{result.settings['evaluation'].get('metric')} {FIGURES['own'].text(result.metrics.own)}")
-    if reached:
-        how = f"{reached['rounds']} rounds, {bytes_text(reached['bytes'])}" if reached["rounds"] else "not reached"
-        figure = FIGURES.get(reached["figure"])
-        what = f"{figure.measure} of {reached['target']:g} {figure.unit}".rstrip() if figure else "target"
-        screen.print(f"to {what}: {how}")
-    screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
-    screen.print(f"saved in {path}")
-
-
-def print_next(experiment: Experiment, path: Path | None, data_dir: Path | None, screen: Console) -> None:
-    """Two commands that continue from this run, on the same clients: look at the split, run another method."""
-    where = ["--data-dir", str(data_dir)] if data_dir is not None else []
-    data = ["--data", str(experiment.data)] if experiment.data != "digits" else []
-    seed = ["--seed", str(experiment.seed)] if experiment.seed else []
-    other = "fedavg" if experiment.method_name == "fedprox" else "fedprox"
-    split = ["fedskew", "split", experiment.split, *data, *seed, *where, "--png", "split.png"]
-    run = ["fedskew", "run", "--config", f"{path}/settings.toml", "--method", other, *where]
-    screen.print()
-    for lead, words, what in (("next:", split, "see how skewed they are"), ("     ", run, "another method")):
-        screen.print(f"{lead} {shlex.join(words)}    {what}", markup=False, soft_wrap=True)
-
-
-IMBALANCED = ("balanced", "f1", "auroc")  # shown, before accuracies, where the samples are not balanced
-
-
-def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
-    """The figures of the closing table, as (figure, words, value), the leading one first.
-
-    Where a set of samples is balanced, its accuracies are enough. Personal models that are the global model are left
-    out.
-    """
-    metrics = result.metrics
-    rows = [*_more_rows(metrics, ""), *((ACCURACIES[key], "") for key in ACCURACIES if key not in OVER_CLIENTS)]
-    for start in ("clients_", "personal_", "new_global_", "new_"):
-        _, place = MODELS[start]
-        group: Population | None = getattr(metrics, place[0], None)
-        scores = None if group is None else group.personal if place[1] == "personal" else group.global_
-        if group is None or scores is None or (place[1] == "personal" and scores == group.global_):
-            continue
-        rows += _more_rows(metrics, start)
-        rows += [(f, f" of {scores.clients} clients") for f in OVER_CLIENTS.values() if f.place[1:3] == place]
-    mixed = any(figure.measure != "accuracy" for figure, _ in rows)
-    found = []
-    for figure, end in rows:
-        value, words = figure.read(result), figure.name(metrics) + end
-        if value is not None:
-            found.append((figure, f"{words}: accuracy" if mixed and figure.measure == "accuracy" else words, value))
-    return found
-
-
-def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
-    """Balanced accuracy, F1 and AUROC of one of `MODELS` (a start of keys), if its samples are not balanced."""
-    detail: Any = metrics
-    for key in MODELS[start][1]:
-        detail = getattr(detail, "global_" if key == "global" else key, None)
-    return [(FIGURES[start + key], "") for key in IMBALANCED] if detail is not None and detail.balanced is False else []

@@ -20,9 +20,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def watch_command(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="A run's directory, or a folder of runs.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", hidden=True)] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 for any free one.")] = 8471,
     host: Annotated[
         str,
@@ -36,7 +34,10 @@ def watch_command(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser of this machine.")] = False,
 ) -> None:
-    """Show runs in the browser: state, curves, clients, costs, sites. Reads only; stop it with Ctrl-C."""
+    """Show runs in the browser: state, curves, clients, costs, sites. Reads only; stop it with Ctrl-C.
+
+    DIR is a run's directory, or a folder of runs at any depth; default runs.
+    """
     from fedskew.watch.server import Address, make_server
 
     server, listener, url = make_server(folder, Address(host, port, token, certs))

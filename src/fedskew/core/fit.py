@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fedskew.core.augment import parse_augment
+from fedskew.core.fast.by_hand import chain_of
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
-from fedskew.core.losses import Corrected
+from fedskew.core.losses import Corrected, plain
+from fedskew.core.net import Net
 from fedskew.core.site import Loss, Site
 from fedskew.core.training import Training
 
@@ -58,16 +60,23 @@ def fit(
         loss = corrected.loss if corrected else loss
     else:
         descent = PlainDescent(net, training)
+    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu"
+    chain = chain_of(net, net.body, net.head) if by_hand else None
     done, total = 0, 0.0
     # dropout reads the global generator: seed it from the site's, and restore it afterwards
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
         for x, y in batches(site, training, epochs=epochs, steps=steps):
-            descent.zero_grad()
-            value = loss(net, x, y)
-            value.backward()  # type: ignore[no-untyped-call]
+            if chain is not None and isinstance(descent, FlatDescent):
+                with torch.no_grad():
+                    total += chain.gradient(x, y)
+                descent.add_terms()
+            else:
+                descent.zero_grad()
+                value = loss(net, x, y)
+                value.backward()  # type: ignore[no-untyped-call]
+                total += value.item()
             descent.step()
-            total += value.item()
             done += 1
     return Fit(done, total / max(done, 1))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +71,15 @@ def rotated(x: Tensor, degrees: float) -> Tensor:
     )
     grid = nn.functional.affine_grid(matrix.expand(len(x), 2, 3), list(x.shape), align_corners=False)
     return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+def take_together(parts: Sequence[Data]) -> tuple[Tensor, Tensor]:
+    """All samples of several sites, one after the other: inputs as a net sees them, and labels."""
+    if any(part.rotation or part.noise or part.x is not parts[0].x for part in parts):
+        taken = [part.take(torch.arange(len(part))) for part in parts]
+        return torch.cat([x for x, _ in taken]), torch.cat([y for _, y in taken])
+    index = torch.cat([part.index for part in parts])
+    return replace(parts[0], index=index).take(torch.arange(len(index)))
 
 
 def pieces(n: int, size: int) -> Iterator[Tensor]:

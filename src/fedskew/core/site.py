@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedskew.core.fast.flat import held_flat
 from fedskew.core.fast.module_index import module_index
 from fedskew.core.losses import plain
 from fedskew.core.net import Net
@@ -51,7 +52,7 @@ class Site:
 
     def parameters(self) -> Tensors:
         """A copy of the net's parameters."""
-        return self._copies(module_index(self.net).parameters)
+        return self._shared_parameters(())
 
     def buffers(self) -> Tensors:
         """A copy of the net's buffers (batch-norm statistics)."""
@@ -64,7 +65,7 @@ class Site:
     def shares(self, personal: tuple[str, ...] = ()) -> Payload:
         """What this site sends of the model in its net: all but the personal part and buffers that stay here."""
         index = module_index(self.net)
-        shared = {"parameters": self._copies(index.parameters, personal)}
+        shared = {"parameters": self._shared_parameters(personal)}
         if self.training.batch_norm == "aggregate":
             shared["buffers"] = self._copies(index.buffers, personal)
         return shared
@@ -78,6 +79,16 @@ class Site:
             "buffers": self.buffers() if local else self._copies(index.buffers, personal, inside=True),
         }
         return {group: tensors for group, tensors in kept.items() if tensors}
+
+    def _shared_parameters(self, personal: tuple[str, ...]) -> Tensors:
+        """A copy of the parameters that are not personal, as views of one vector if that is possible."""
+        entries = [(name, p.detach()) for name, p in module_index(self.net).parameters if not name.startswith(personal)]
+        if self.device != "cpu" or len({p.dtype for _, p in entries}) != 1:
+            return self._copies(entries)
+        flat = held_flat(self.net)
+        if flat is not None and flat.values.numel() == sum(p.numel() for _, p in entries):
+            return Tensors.views(flat.values.clone(), dict(entries))
+        return Tensors.views(torch.cat([p.reshape(-1) for _, p in entries]), dict(entries))
 
     @staticmethod
     def _copies(
@@ -127,11 +138,23 @@ def copied(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
+def _filled_at_once(net: nn.Module, source: Tensors) -> bool:
+    """Copy all parameters as one vector if both sides are one; otherwise do nothing."""
+    whole = source.flat is not None and list(source) == [name for name, _ in module_index(net).parameters]
+    flat = held_flat(net) if whole else None
+    if flat is None or source.flat is None or flat.values.numel() != source.flat.numel():
+        return False
+    flat.values.copy_(source.flat)
+    return True
+
+
 def fill(net: nn.Module, *models: Payload) -> None:
     """Copy models into a net, later ones over earlier ones; every parameter and buffer must be in one of them."""
     index = module_index(net)
     for group, entries in (("parameters", index.parameters), ("buffers", index.buffers)):
         values = [model[group] for model in reversed(models) if group in model]
+        if group == "parameters" and values and _filled_at_once(net, values[0]):
+            continue
         for name, place in entries:
             source = next((v[name] for v in values if name in v), None)
             if source is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +17,53 @@ class Tensors(dict[str, Tensor]):
     >>> w, update = Tensors(a=torch.tensor([1.0, 2.0])), Tensors(a=torch.tensor([3.0, 3.0]))
     >>> (w - 0.5 * update)["a"].tolist()
     [-0.5, 0.5]
+
+    For speed, tensors may be views of one vector, `flat`; then one operation on it does for all of them. Setting or
+    removing an entry gives that up. Results are bit-identical: sums, differences, products and quotients are rounded
+    element by element.
     """
+
+    flat: Tensor | None = None  # all entries in order, one after the other; None: they are not views of one vector
+
+    @classmethod
+    def views(cls, flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+        """Views of a vector, with the names and shapes of `like`."""
+        parts = torch.split(flat, [t.numel() for t in like.values()])
+        made = cls({name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)})
+        made.flat = flat
+        return made
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self.flat = None
+        super().__setitem__(name, tensor)
+
+    def __delitem__(self, name: str) -> None:
+        self.flat = None
+        super().__delitem__(name)
+
+    def pop(self, *arguments: Any) -> Any:
+        self.flat = None
+        return super().pop(*arguments)
+
+    def popitem(self) -> tuple[str, Tensor]:
+        self.flat = None
+        return super().popitem()
+
+    def clear(self) -> None:
+        self.flat = None
+        super().clear()
+
+    def update(self, *arguments: Any, **named: Tensor) -> None:
+        self.flat = None
+        super().update(*arguments, **named)
+
+    def setdefault(self, name: str, tensor: Tensor) -> Tensor:
+        self.flat = None
+        return super().setdefault(name, tensor)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
     def __add__(self, other: Mapping[str, Tensor]) -> Tensors:
         return self._zip(torch.add, other)
@@ -25,12 +72,12 @@ class Tensors(dict[str, Tensor]):
         return self._zip(torch.sub, other)
 
     def __mul__(self, factor: float) -> Tensors:
-        return Tensors({name: t * factor for name, t in self.items()})
+        return self._map(lambda t: t * factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> Tensors:
-        return Tensors({name: t / divisor for name, t in self.items()})
+        return self._map(lambda t: t / divisor)
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
         """All entries of both; those of `other` where both have a name."""
@@ -42,7 +89,7 @@ class Tensors(dict[str, Tensor]):
 
     def zeros(self) -> Tensors:
         """Zeros of the same names, shapes and types."""
-        return Tensors({name: torch.zeros_like(t) for name, t in self.items()})
+        return self._map(torch.zeros_like)
 
     def like(self, names: Iterable[str]) -> Tensors:
         """The entries with these names, in this order."""
@@ -56,7 +103,24 @@ class Tensors(dict[str, Tensor]):
     def _zip(self, op: Callable[[Tensor, Tensor], Tensor], other: Mapping[str, Tensor]) -> Tensors:
         if self.keys() != other.keys():
             raise ValueError(f"tensor names differ: {sorted(self.keys() ^ other.keys())}")
+        if self.aligned(other):
+            return Tensors.views(op(self.flat, other.flat), self)  # type: ignore[arg-type,attr-defined]
         return Tensors({name: op(t, other[name]) for name, t in self.items()})
+
+    def _map(self, op: Callable[[Tensor], Tensor]) -> Tensors:
+        if self.flat is not None:
+            return Tensors.views(op(self.flat), self)
+        return Tensors({name: op(t) for name, t in self.items()})
+
+    def aligned(self, other: Mapping[str, Tensor]) -> bool:
+        """Whether both are views of one vector each, with the same names and shapes in the same order."""
+        return (
+            self.flat is not None
+            and isinstance(other, Tensors)
+            and other.flat is not None
+            and list(self) == list(other)
+            and all(a.shape == b.shape for a, b in zip(self.values(), other.values(), strict=True))
+        )
 
 
 class Mean:
@@ -77,6 +141,8 @@ class Mean:
         elif self.kinds.keys() != tensors.keys():
             raise ValueError(f"tensor names differ: {sorted(self.kinds.keys() ^ tensors.keys())}")
         self.total += weight
+        if self._added_at_once(tensors, weight):
+            return
         for name, t in tensors.items():
             if name not in self.sums:
                 self.sums[name] = t.to(torch.float64, copy=True).mul_(weight) if t.is_floating_point() else t.clone()
@@ -85,8 +151,26 @@ class Mean:
             else:
                 torch.maximum(self.sums[name], t, out=self.sums[name])
 
+    def _added_at_once(self, tensors: Mapping[str, Tensor], weight: float) -> bool:
+        """Add a vector instead of many tensors, if that gives the same bits: if every product is exact.
+
+        A product is exact with a whole number below 2^29, as float32 has 24 bits and double 53.
+        """
+        flat = tensors.flat if isinstance(tensors, Tensors) else None
+        if flat is None or flat.dtype != torch.float32 or weight != int(weight) or abs(weight) >= 1 << 29:
+            return False
+        if not self.sums:
+            self.sums = Tensors.views(flat.to(torch.float64).mul_(weight), tensors)
+            return True
+        if not isinstance(self.sums, Tensors) or not self.sums.aligned(tensors):
+            return False
+        self.sums.flat.add_(flat, alpha=weight)  # type: ignore[union-attr]
+        return True
+
     def value(self) -> Tensors:
         """The mean of the items so far, in the types of the first."""
+        if isinstance(self.sums, Tensors) and self.sums.flat is not None:
+            return Tensors.views((self.sums.flat / self.total).to(torch.float32), self.sums)
         return Tensors(
             {
                 name: (s / self.total).to(self.kinds[name]) if self.kinds[name].is_floating_point else s.clone()

@@ -35,7 +35,7 @@ class Audit:
             "run": answer.run,
             "round": answer.round,
             "bytes": len(payload),
-            "groups": size_of(decode_with_notes(payload)[0]) if payload else {},
+            "groups": _groups(payload),
             "told": {field: value for field, value in told.items() if field not in ("run", "round", "name")},
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,3 +44,11 @@ class Audit:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _groups(payload: Blob) -> dict[str, int]:
+    """Bytes by group of tensors; those of anything else under the name "unknown"."""
+    try:
+        return size_of(decode_with_notes(payload)[0]) if payload else {}
+    except ValueError:
+        return {"unknown": len(payload)}

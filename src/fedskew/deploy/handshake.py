@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,20 @@ def agree(facts: Mapping[str, SiteFacts]) -> Task:
         return Task((len(table.features),), "float32", tuple(labels), (), (), table)
     mean, std = _moments([facts[name] for name in sorted(facts)]) if common[0] == "uint8" else ((), ())
     return Task(common[1], common[0], tuple(labels), mean, std)
+
+
+def agree_without_misfits(facts: dict[str, SiteFacts], refuse: Callable[[str], None]) -> Task | None:
+    """The common task of the sites that fit together; None if there are none.
+
+    A site whose samples differ from most is removed from `facts`, and `refuse` is told why.
+    """
+    while facts:
+        try:
+            return agree(facts)
+        except Misfit as misfit:
+            refuse(f"{misfit} It is left out.")
+            del facts[misfit.site]
+    return None
 
 
 def _usual(values: Mapping[str, Any]) -> Any:

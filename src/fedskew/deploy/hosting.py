@@ -20,6 +20,7 @@ class Hosting:
     insecure: bool = False  # no TLS, and any site may join
     sites: int = 0  # how many sites there are; 0: as many as keys, or as clients in the split
     timeout: float = 600.0  # seconds a round waits for replies
+    grace: float = 30.0  # seconds a site may be offline before a round goes on without it
     patience: float = 600.0  # seconds to wait for the sites to join at the start
     limit: int = 2 << 30  # the largest reply, in bytes
     norm_bound: float = 1000.0  # an update of more than this times the round's usual norm is refused; 0: none is
@@ -52,6 +53,7 @@ class Hosting:
             "host": self.host,
             "port": self.port,
             "limit": self.limit,
+            "grace": self.grace,
             "secure": not self.insecure,
             "sites": self.keys(),
             "certificate": str(certs / "server.crt"),

@@ -108,24 +108,26 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 def read_experiment(settings: Mapping[str, Any], policy: Policy) -> Experiment:
     """The experiment in a request; Refusal if its settings are invalid, nested too deeply or too many.
 
-    A method or net in a file is code of this machine that the server names: only those of the policy are imported.
+    A method, net or metric in a file is code of this machine that the server names: only what the policy has is used.
     """
-    left, level = [settings], 0
-    count = 0
+    left: list[Any] = [settings]
+    level = count = 0
     while left:
         count, level = count + len(left), level + 1
         if level > DEEPEST or count > MOST_SETTINGS:
             raise Refusal(f"the settings are nested deeper than {DEEPEST}, or more than {MOST_SETTINGS}")
-        left = [v for value in left if isinstance(value, dict | list) for v in _items(value)]
-    method = settings.get("method")
-    named = method.get("name") if isinstance(method, Mapping) else None
-    for text, allowed in ((named, policy.methods), (settings.get("model"), policy.models)):
-        if isinstance(text, str) and (split_text(text) or (text, ""))[0] not in allowed and ".py" in text:
+        if any(_names_foreign_code(text, policy) for text in left if isinstance(text, str)):
             raise Refusal("the experiment names code in a file, which this site's operator has not allowed")
+        left = [v for value in left if isinstance(value, dict | list) for v in _items(value)]
     try:
         return from_dict(settings)
     except ValueError as error:
         raise Refusal(clean(error).removesuffix(".")) from None
+
+
+def _names_foreign_code(text: str, policy: Policy) -> bool:
+    """Whether a setting could make this site import a file that its operator did not name."""
+    return ".py" in text and (split_text(text) or (text, ""))[0] not in policy.methods | policy.models
 
 
 def _items(value: Any) -> list[Any]:
@@ -155,7 +157,7 @@ class Consent:
         if mark in accepted:
             return ""
         what = f"{experiment.method_name}, {experiment.rounds} rounds, model {experiment.model}"
-        what = clean(f"{what}, {experiment.training.epochs} epochs, seed {experiment.seed}")
+        what = clean(f"{what}, {experiment.training.epochs} epochs, seed {experiment.seed}", 120)
         first = not accepted and not self.policy.experiments
         if not (self.policy.methods or mark in self.policy.experiments or first):
             raise Refusal(

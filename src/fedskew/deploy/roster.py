@@ -16,7 +16,7 @@ from fedskew.deploy.flower.frames import Frame, Header
 from fedskew.deploy.messages import Answer, Request, as_header, problem_in, read
 from fedskew.federation.wire import decode_from_peer
 
-PULSE = 2.0  # seconds between calls of `Roster.pulse`
+PULSE = 5.0  # seconds after which `Roster.on_change` is called without a change, so that `seen` is told
 RETRY = 30.0  # seconds until a site whose first answer was unusable is greeted again
 LONGEST_STEP = 3.0  # seconds that one wait counts; more passes only if this process was suspended
 SITE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -81,14 +81,14 @@ class Roster:
         self.link, self.names, self.say, self.keyless = link, names, say, keyless
         self.nodes = dict(nodes)
         self.online: set[int] = set()  # nodes
+        self.on_change: Callable[[], None] = lambda: None  # called when a site comes, goes, agrees or is refused
         self.hello: Request | None = None
         self.greetings: set[int] = set()  # batches of greetings
         self.greeted: dict[int, float] = {}  # node -> when to greet it again; infinity while it is to answer
         self.answers: dict[str, Answer] = {}  # of sites that take part, to `hello`, by name
         self.refusals: list[str] = []  # what was refused, the last ones
         self.seen: dict[int, float] = {}  # node -> when it was last known to be online, in seconds since 1970
-        self.pulse: Callable[[], None] = lambda: None  # called every `PULSE` seconds while waiting
-        self.pulsed = 0.0  # when it was called last
+        self.pulsed = 0.0  # when `on_change` was last called without a change
         self.last_batch = self.batch = 0  # number of the last batch of requests, and of the current one of a round
         self.inbox: dict[int, Frame] = {}  # node -> its reply to the current batch
 
@@ -132,7 +132,7 @@ class Roster:
         if time.monotonic() - self.pulsed >= PULSE:
             self.pulsed = time.monotonic()
             self.seen |= dict.fromkeys(self.online, time.time())
-            self.pulse()
+            self.on_change()
         try:
             frame = self.link.receive(min(seconds, 1.0))
         except queue.Empty:
@@ -161,6 +161,7 @@ class Roster:
         """Report something that was refused, and keep it for `fedskew status`."""
         self.refusals = [*self.refusals[-19:], f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}"]
         self.say(f"warning: {text}")
+        self.on_change()
 
     def _update_online(self, online: set[int]) -> None:
         for node in sorted(online ^ self.online):
@@ -170,6 +171,7 @@ class Roster:
             self.greeted.pop(node, None)
         self.seen |= dict.fromkeys(online | self.online, time.time())
         self.online = online
+        self.on_change()
 
     def _name(self, node: int) -> str:
         return next((name for name, n in self.nodes.items() if n == node), f"node {node}")
@@ -211,6 +213,7 @@ class Roster:
         if self.keyless:
             self.nodes[name] = node
         self.answers[name] = answer
+        self.on_change()
 
 
 class Replies:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +17,13 @@ from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.loading import load
 from fedskew.deploy import handshake
+from fedskew.deploy.agreed import FILE, read_agreed
 from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.deployment import Deployment
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
-from fedskew.deploy.messages import OWN_DATA, Request, Task
+from fedskew.deploy.messages import OWN_DATA, Request
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
@@ -40,16 +40,6 @@ from fedskew.federation.world import World
 START_SECONDS = 120.0  # time Flower has to start
 DONE_SECONDS = 10.0  # time to wait for the sites at the end of a run
 SPOOL = "spool"  # folder of replies that wait for their turn
-
-
-class Agreed(msgspec.Struct):
-    """What server and sites agreed on at the start of a run, besides its settings: deployment.json."""
-
-    run: str  # identifies the run in every request; hexadecimal
-    sites: list[str]  # names, in the order of their client numbers
-    task: Task | None = None  # if sites bring their own data
-    server_data: str = ""  # see Hosting
-    samples: dict[str, int] = {}  # training samples that sites reported, by name, if they bring their own data
 
 
 class Served(BaseRun):
@@ -95,28 +85,15 @@ class Served(BaseRun):
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)
         config = hosting.config()
         super().__init__(experiment, RunDirectory(out, every=1), resume=resume)
-        self.agreed = self._read_agreed(sorted(config["sites"]), resume)
+        self.keys = sorted(config["sites"])  # names of the sites whose keys the server has
+        self.agreed, notes = read_agreed(out, self.keys, hosting.server_data, resume=resume)
+        self.notes += notes
         shutil.rmtree(out / SPOOL, ignore_errors=True)
         self.channel = channel(config, out / "flower.log")
         self.certificates: dict[str, str] = {}  # name -> until when it is valid
         self.warned = ""  # day of the last warning about them
         self.port, self.roster = self._open()
-        self.roster.pulse = self.write_status
-
-    def _read_agreed(self, keys: list[str], resume: bool) -> Agreed:
-        """What was agreed when the run started; for a new run what is known so far. `keys` are the names of keys."""
-        path = self.path / "deployment.json"
-        if not resume or not path.exists():
-            return Agreed(secrets.token_hex(8), keys, server_data=self.hosting.server_data)
-        agreed = msgspec.json.decode(path.read_bytes(), type=Agreed)
-        if keys and not set(keys) <= set(agreed.sites):
-            raise UsageError(
-                f"the run was started with the sites {', '.join(agreed.sites)}, but --certs has keys of "
-                f"{', '.join(keys)}; give the folder that the run was started with."
-            )
-        if revoked := [name for name in agreed.sites if keys and name not in keys]:
-            self.notes.append(f"the keys of {', '.join(revoked)} were revoked: these sites are left out")
-        return agreed
+        self.roster.on_change = self.write_status
 
     @property
     def path(self) -> Path:
@@ -139,7 +116,7 @@ class Served(BaseRun):
     def expected(self) -> int:
         """How many sites should join; 0 if that is not known."""
         split = self.assembled.world.population if self.assembled else 0
-        return len(self.agreed.sites) or self.hosting.sites or split
+        return len(self.keys) or len(self.agreed.sites) or self.hosting.sites or split
 
     def __iter__(self) -> Iterator[Record]:
         try:
@@ -164,12 +141,9 @@ class Served(BaseRun):
         patience = self.hosting.patience
         answers = self.roster.gather(self._request("hello"), patience, self.expected)
         facts = {name: answer.facts for name, answer in answers.items() if answer.facts is not None}
-        while self.own_data and self.agreed.task is None and facts:
-            try:
-                self.agreed.task = handshake.agree(facts)
-            except handshake.Misfit as misfit:
-                self.roster.refuse(f"{misfit} It is left out.")
-                del facts[misfit.site], answers[misfit.site]
+        if self.own_data and self.agreed.task is None:
+            self.agreed.task = handshake.agree_without_misfits(facts, self.roster.refuse)
+            answers = {name: answer for name, answer in answers.items() if name in facts}
         if self.agreed.task is not None and (filled := handshake.describe_filling(self.agreed.task, facts)):
             self.say(f"note: {filled}")
         self.agreed.samples |= {name: fact.samples for name, fact in facts.items()}
@@ -184,7 +158,7 @@ class Served(BaseRun):
         self.roster.names = self.agreed.sites
         if self.own_data and self.agreed.task is None:
             raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
-        write_atomically(self.path / "deployment.json", msgspec.json.encode(self.agreed))
+        write_atomically(self.path / FILE, msgspec.json.encode(self.agreed))
         self.lineup = self._make_lineup()
         assert self.directory is not None
         self.directory.describe(self._card())

@@ -7,7 +7,7 @@ Accuracies and the like are stored as shares from 0 to 1 and shown in percent. T
 round, never a maximum over test rounds. `fedskew.evaluation.metrics` documents the metrics they are read from.
 
 One figure leads: it stands for a run in progress lines, verdicts and targets. That is the accuracy of the global model
-on the server's test set if that set is balanced (its largest class has less than twice the samples of its smallest),
+on the server's test set if that set is balanced (its largest class has at most 1.3 times the samples of its smallest),
 and its balanced accuracy if not. See `leading_figure`.
 """
 

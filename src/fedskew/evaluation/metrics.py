@@ -29,7 +29,7 @@ from __future__ import annotations
 import msgspec
 
 GLOBAL = {"global_": "global"}  # a keyword of Python, but the right word in a file
-BALANCED = 2  # samples are called balanced if every class has some, and the largest less than twice the smallest
+BALANCED = 1.3  # samples are called balanced if the largest class has at most so many times those of the smallest
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def balanced(self) -> bool | None:
         """Whether every class has about as many samples (see BALANCED); None if that is not known."""
-        return max(self.samples) < BALANCED * min(self.samples) if self.samples else None
+        return max(self.samples) <= BALANCED * min(self.samples) if self.samples else None
 
     @property
     def precision(self) -> list[float | None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedskew.core.net import outputs
-from fedskew.core.samples import Data, pieces
+from fedskew.core.samples import Data, pieces, take_together
 from fedskew.evaluation.counts import Counts, Predictions
 from fedskew.evaluation.metrics import BALANCED, ModelMetrics
 
@@ -134,6 +134,48 @@ def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batc
     if not parts:
         return Score((0,) * classes, (0,) * classes, 0.0)
     return _score(Predictions.cat(parts), loss, classes)
+
+
+class Together(NamedTuple):
+    """The same model on the test parts of several clients, evaluated as one stream of batches."""
+
+    made: Predictions  # of all clients, one after the other
+    sizes: list[int]  # each client's samples
+    losses: list[float]  # each client's sum over samples
+
+    def scores(self) -> list[Score]:
+        """The score of each client."""
+        made, sizes = self.made, self.sizes
+        classes = made.log_p.shape[1]
+        place = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) * classes + made.y
+        correct, total = (
+            torch.bincount(places, minlength=len(sizes) * classes).view(-1, classes).tolist()
+            for places in (place[made.predicted == made.y], place)
+        )
+        parts = zip(*(torch.split(tensor, sizes) for tensor in made), strict=True)
+        rows = zip(correct, total, self.losses, parts, strict=True)
+        return [Score(tuple(c), tuple(t), loss, Predictions(*part)) for c, t, loss, part in rows]
+
+
+@torch.no_grad()
+def score_together(net: nn.Module, parts: Sequence[Data], *, device: str = "cpu") -> Together:
+    """A model on the samples of several clients, none of which has more than BATCH of them.
+
+    Clients share batches, so this is only for nets whose outputs do not depend on the rest of the batch.
+    """
+    made, start, sizes = [], 0, [len(part) for part in parts]
+    while start < len(parts):
+        end, count = start, 0
+        while end < len(parts) and count + sizes[end] <= BATCH:
+            count += sizes[end]
+            end += 1
+        x, y = take_together(parts[start:end])
+        logits = outputs(net, net, x.to(device), batch_statistics=False)
+        made.append(predictions(logits.cpu(), y)[0])
+        start = end
+    whole = Predictions.cat(made)
+    each = torch.split(whole.log_p.gather(1, whole.y[:, None])[:, 0].double(), sizes)
+    return Together(whole, sizes, [-float(losses.sum()) for losses in each])
 
 
 def score_of(logits: Tensor, y: Tensor, classes: int) -> Score:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +32,9 @@ from fedskew.models import build as build_net
 from fedskew.models import wrap
 from fedskew.models.own import build_own, find_head, own_net_text
 
+EVALUATION_SHARE = 0.1  # of a run's work, with evaluation.every=auto
+FEW_SAMPLES = 200_000  # evaluated in the whole run: seconds for a small net, so evaluation.every=auto is every round
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lineup:
@@ -42,6 +46,7 @@ class Lineup:
     evaluated: tuple[int, ...]  # clients that are evaluated on their own test samples
     cohort_size: int  # clients asked to train in a round
     quorum: int  # usable updates a round needs
+    evaluate_every: int = 1  # rounds between evaluations
 
     def cohort(self, round: int) -> list[int]:
         """The clients asked to train in this round."""
@@ -62,6 +67,15 @@ class Assembled(Lineup):
     def labels(self) -> tuple[str, ...]:
         """The names of the classes; their numbers if they have no names."""
         return self.data.labels or tuple(map(str, range(self.data.classes)))
+
+    def with_world(self, world: World) -> Assembled:
+        """This with an equal world whose arrays are elsewhere, in shared memory, so that the loaded ones are freed."""
+        data = self.data
+        if data.x_train.ctypes.data == self.world.x.data_ptr():
+            data = replace(data, x_train=world.x.numpy())
+        if data.x_test.ctypes.data == self.world.x_test.data_ptr():
+            data = replace(data, x_test=world.x_test.numpy())
+        return replace(self, world=world, data=data)
 
 
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
@@ -232,7 +246,29 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
         evaluated=tuple(evaluated),
         cohort_size=size,
         quorum=quorum,
+        evaluate_every=evaluation_spacing(experiment, world, evaluated, members, size),
     )
+
+
+def evaluation_spacing(
+    experiment: Experiment, world: World, evaluated: Sequence[int], members: Sequence[int], cohort_size: int
+) -> int:
+    """The rounds between evaluations: `evaluation.every`, or for "auto" a number that follows from sample counts.
+
+    A sample that is trained on counts as three that are evaluated: its backward pass takes twice the forward pass.
+    """
+    every = experiment.evaluation.every
+    if every != "auto":
+        return every
+    tests, trains = world.test.sizes(), world.train.sizes()
+    models = 1 if world.uses_shared_model({}) and not experiment.method.personal else 2
+    evaluation = len(world.y_test) + models * sum(tests[c] for c in evaluated)
+    training, samples = experiment.training, sum(trains[c] for c in members) / max(len(members), 1)
+    passed = samples * training.epochs if training.steps is None else training.steps * training.batch_size
+    work = max(1.0, 3 * cohort_size * passed)
+    if evaluation * world.rounds <= FEW_SAMPLES:
+        return 1
+    return min(world.rounds, max(1, math.ceil((1 - EVALUATION_SHARE) / EVALUATION_SHARE * evaluation / work)))
 
 
 def client_names(data: DataSet, partition: Partition) -> tuple[str, ...]:

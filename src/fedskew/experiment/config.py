@@ -45,14 +45,15 @@ class Holdout:
 class Evaluation:
     """When and on what the model is evaluated.
 
-    every: rounds between evaluations; the last round is always evaluated.
+    every: rounds between evaluations; the last round is always evaluated. "auto": every round if all evaluations of
+        the run together are small, else as many rounds as keep evaluation to about a tenth of the work, in samples.
     clients: how many clients are evaluated on their own test samples, the same ones each time; 0: all.
     part: the samples to evaluate on: "validation" uses the validation samples in place of all test samples.
     diagnose: also compute `Result.diagnostics` at the end: how far features collapsed and client heads drifted apart.
     metric: a figure of your own, a function in a file: "my.py:name" (see experiment/own_metric.py); "": none.
     """
 
-    every: Count = 1
+    every: Count | Literal["auto"] = "auto"
     clients: Natural = 0
     part: Literal["test", "validation"] = "test"
     diagnose: bool = False

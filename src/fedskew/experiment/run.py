@@ -118,7 +118,7 @@ class BaseRun(ABC):
                 self.experiment.rounds,
                 cohort or lineup.cohort,
                 quorum=lineup.quorum,
-                evaluate=partial(is_evaluated, rounds=self.rounds, every=self.experiment.evaluation.every),
+                evaluate=partial(is_evaluated, rounds=self.rounds, every=lineup.evaluate_every),
                 start=self.start,
                 validate=validate,
                 own=own,
@@ -233,14 +233,14 @@ class Run(BaseRun):
         directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
-        if directory is not None:
-            directory.describe(card_of_assembled(experiment, self.assembled))
-            data = self.assembled.data
-            write_split(directory.path, class_table(self.assembled.partition, data.y_train, data.classes))
 
     def __iter__(self) -> Iterator[Record]:
         try:
             if self.result is None:
+                if self.directory is not None:
+                    self.directory.describe(card_of_assembled(self.experiment, self.assembled))
+                    data = self.assembled.data
+                    write_split(self.directory.path, class_table(self.assembled.partition, data.y_train, data.classes))
                 folder = self.directory.path if self.directory is not None else Path("runs")
                 first = self.start[0] if self.start else 0
                 with tracked(self.trackers, folder, self.experiment.as_dict(), first) as track:
@@ -260,7 +260,9 @@ class Run(BaseRun):
             faults=self.experiment.trouble.faults(),
             newcomers=self.assembled.newcomers,
             evaluated=self.assembled.evaluated,
+            wait_for_workers=False,
         )
+        self.assembled = self.assembled.with_world(self.simulation.world)
         with self.simulation:
             validate = self._validate if self.experiment.stop.patience else None
             yield from self._carry_out(self.simulation, self.assembled, validate=validate, own=self.own)

@@ -2,8 +2,8 @@
 
     settings.toml       the experiment
     records.jsonl       one record per round
-    clients/            states of clients, one file per version
-    clients.jsonl       the committed versions of client states in order, with checksums
+    clients/            states of clients, in segments: a few large files (see federation/segments.py)
+    clients.jsonl       the committed versions of client states in order, with checksums and places
     checkpoints/        the server's state after a round; a file's name ends in its SHA-256
     model.json          what one must know to use the model (see card.py)
     server.safetensors  model.safetensors  result.json     of a finished run
@@ -19,6 +19,7 @@ kept: if the checksum of one does not match, the one before it is used.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import time
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import filelock
 import msgspec
@@ -43,6 +44,7 @@ from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.experiment.extension import check_settings
 from fedskew.experiment.result import Result
 from fedskew.federation.protocol import Record, merge_late
+from fedskew.federation.segments import Place
 from fedskew.federation.store import Damaged, Store, Version
 from fedskew.federation.wire import decode, decode_with_notes, encode
 
@@ -69,6 +71,7 @@ class VersionLine(TypedDict):
     client: int
     round: int
     sha256: str
+    place: NotRequired[Place | None]
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,8 @@ class RunDirectory:
         with self.index.open("a") as file:
             for version in self.store.flush(until=round):
                 file.write(json.dumps(version._asdict()) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         notes = {
             "round": round,
             "records": self.records.stat().st_size,

@@ -1,19 +1,26 @@
 """The states of simulated clients: recently used ones in memory, the others on disk, so that memory stays bounded.
 
-A state on disk is `<folder>/<client>.<round>.safetensors`, one file for each version. New states are staged and
-take effect when the round is committed. An empty state (as of FedAvg's clients) has no file.
+States on disk are in segments, a few large files (see segments.py). Runs of earlier versions have a file for each
+state, `<folder>/<client>.<round>.safetensors`, which is read as well. New states are staged and take effect when the
+round is committed. An empty state (as of FedAvg's clients) takes no space.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from fedskew.core.files import sha256
+from fedskew.core.files import make_owned_folder, sha256
+from fedskew.federation.segments import Place, Segments
 
 Blob = bytes | bytearray
+Key = tuple[int, int]  # client, round
 
 
 class Version(NamedTuple):
@@ -21,7 +28,8 @@ class Version(NamedTuple):
 
     client: int
     round: int
-    sha256: str  # of its file; "" for an empty state
+    sha256: str  # "" for an empty state
+    place: Place | None = None  # in the segments; None: empty, or in a file of its own
 
 
 class Damaged(ValueError):
@@ -32,21 +40,39 @@ class Store:
     """The states of clients, as bytes, by client number.
 
     `memory` is the size of the cache in bytes; states that do not fit are written to `folder`. With `folder` None
-    all states stay in memory.
+    they are written to a temporary folder, which is removed at the end; only the newest version of each is kept.
     """
 
     def __init__(self, folder: Path | None = None, memory: int = 256 << 20) -> None:
-        self.folder, self.memory = folder, memory
-        self.cache: OrderedDict[tuple[int, int], Blob] = OrderedDict()  # (client, round); least recently used first
+        self.given, self.memory = folder, memory
+        self.cache: OrderedDict[Key, Blob] = OrderedDict()  # least recently used first
         self.size = 0  # bytes in the cache
-        self.written: dict[tuple[int, int], str] = {}  # versions on disk, with their SHA-256
+        self.written: dict[Key, tuple[str, Place | None]] = {}  # versions on disk, with their SHA-256
         self.rounds: dict[int, list[int]] = {}  # committed versions of each client, newest last
         self.staged: dict[int, int] = {}  # client -> round
-        self.unlisted: list[tuple[int, int]] = []  # versions committed since the last `flush`
+        self.unlisted: list[Key] = []  # versions committed since the last `flush`
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where states are written."""
+        if self.given is not None:
+            return self.given
+        folder = make_owned_folder(Path(tempfile.gettempdir()))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The files that states are written to."""
+        return Segments(self.folder)
 
     def __contains__(self, client: int) -> bool:
         """Whether this client has ever finished a round."""
         return client in self.rounds
+
+    def version(self, client: int) -> int | None:
+        """The round of a client's current state; None if it has none."""
+        return self.rounds[client][-1] if client in self.rounds else None
 
     def get(self, client: int) -> Blob:
         """A client's state after its last committed round; b"" if it has none."""
@@ -56,10 +82,9 @@ class Store:
         if key in self.cache:
             self.cache.move_to_end(key)
             return self.cache[key]
-        if self.written.get(key) == "":
-            return b""
-        blob = self._path(key).read_bytes()
-        self._remember(key, blob)
+        blob = self._read(key)
+        if blob:
+            self._remember(key, blob)
         return blob
 
     def stage(self, client: int, round: int, blob: Blob) -> None:
@@ -72,10 +97,15 @@ class Store:
         for client in accepted:
             if client in self.staged:
                 self.rounds.setdefault(client, []).append(self.staged.pop(client))
-                self.unlisted.append((client, self.rounds[client][-1]))
+                if self.given is None:
+                    self._drop(client, self.rounds[client][:-1])
+                else:
+                    self.unlisted.append((client, self.rounds[client][-1]))
         self.discard()
-        if self.folder is None:
-            self.prune(before=None)
+        if self.given is None and "segments" in self.__dict__:
+            self._compact()
+            for _ in range(2):  # there is no checkpoint that could refer to the old places
+                self.segments.settle()
 
     def discard(self) -> None:
         """Drop all staged states."""
@@ -84,55 +114,82 @@ class Store:
         self.staged.clear()
 
     def flush(self, until: int) -> list[Version]:
-        """Write the states committed since the last flush, up to round `until`, to disk; returns their versions."""
+        """Write the states committed since the last flush, up to round `until`, to disk.
+
+        Returns their versions, and again those of states that have moved to another place.
+        """
         due = [key for key in self.unlisted if key[1] <= until]
         for key in due:
             if key not in self.written:
                 self._write(key, self.cache[key])
+        waiting = set(self.unlisted)
+        moved = [key for key in self._compact() if key not in waiting]
+        self.segments.sync()
         self.unlisted = [key for key in self.unlisted if key[1] > until]
-        return [Version(*key, self.written[key]) for key in due]
+        return [Version(*key, *self.written[key]) for key in (*due, *moved)]
 
-    def prune(self, before: int | None) -> None:
-        """Remove versions that no checkpoint of round `before` or later needs; None keeps only the newest version."""
+    def prune(self, before: int) -> None:
+        """Remove versions that no checkpoint of round `before` or later needs. Called after each checkpoint."""
         for client, rounds in self.rounds.items():
             if len(rounds) > 1:
-                old = rounds[:-1] if before is None else [r for r in rounds if r <= before][:-1]
-                for round in old:
-                    self._forget((client, round))
-                    rounds.remove(round)
+                self._drop(client, [r for r in rounds if r <= before][:-1])
+        self.segments.settle()
 
     def restore(self, versions: Iterable[Version]) -> None:
-        """Restore the versions that earlier flushes returned, oldest first. Raises Damaged if a current file is."""
-        for version in versions:
-            self.rounds.setdefault(version.client, []).append(version.round)
-            self.written[version.client, version.round] = version.sha256
+        """Restore the versions that earlier flushes returned, oldest first. Raises Damaged if a current one is."""
+        for client, round, sha, place in versions:
+            if (client, round) not in self.written:
+                self.rounds.setdefault(client, []).append(round)
+            self.written[client, round] = (sha, place)
         for client, rounds in self.rounds.items():
             key = (client, rounds[-1])
-            if (sha := self.written[key]) and (
-                not self._path(key).exists() or sha256(self._path(key).read_bytes()) != sha
-            ):
+            if (sha := self.written[key][0]) and sha256(self._read(key)) != sha:
                 raise Damaged(f"the state of client {client} after round {rounds[-1]} is missing or damaged")
+        for _, place in self.written.values():
+            if place is not None:
+                self.segments.claim(place)
+        self.segments.retire_unused()
 
-    def _remember(self, key: tuple[int, int], blob: Blob) -> None:
+    def _drop(self, client: int, old: Sequence[int]) -> None:
+        for round in old:
+            self._forget((client, round))
+            self.rounds[client].remove(round)
+
+    def _remember(self, key: Key, blob: Blob) -> None:
         self.size += len(blob) - len(self.cache.pop(key, b""))
         self.cache[key] = blob
-        while self.folder is not None and self.size > self.memory and len(self.cache) > 1:
+        while self.size > self.memory and len(self.cache) > 1:
             oldest, spilled = self.cache.popitem(last=False)
             self.size -= len(spilled)
             if oldest not in self.written:
                 self._write(oldest, spilled)
 
-    def _forget(self, key: tuple[int, int]) -> None:
+    def _forget(self, key: Key) -> None:
         self.size -= len(self.cache.pop(key, b""))
-        if self.written.pop(key, ""):
-            self._path(key).unlink(missing_ok=True)
+        sha, place = self.written.pop(key, ("", None))
+        if place is not None:
+            self.segments.release(place)
+        elif sha:
+            self._old_path(key).unlink(missing_ok=True)
 
-    def _write(self, key: tuple[int, int], blob: Blob) -> None:
-        if blob:
-            self._path(key).parent.mkdir(parents=True, exist_ok=True)
-            self._path(key).write_bytes(blob)
-        self.written[key] = sha256(blob) if blob else ""
+    def _write(self, key: Key, blob: Blob) -> None:
+        self.written[key] = (sha256(blob), self.segments.append(blob)) if blob else ("", None)
 
-    def _path(self, key: tuple[int, int]) -> Path:
-        assert self.folder is not None
+    def _read(self, key: Key) -> Blob:
+        sha, place = self.written[key]
+        if place is not None:
+            return self.segments.read(place)
+        return self._old_path(key).read_bytes() if sha and self._old_path(key).exists() else b""
+
+    def _compact(self) -> list[Key]:
+        """Move what is left in sparse segments to the open one; returns what was moved."""
+        sparse = self.segments.sparse()
+        moved = [key for key, (_, place) in self.written.items() if place and place.segment in sparse] if sparse else []
+        for key in moved:
+            self.written[key] = (self.written[key][0], self.segments.append(self._read(key)))
+        self.segments.retire(sparse)
+        return moved
+
+    def _old_path(self, key: Key) -> Path:
+        """The file of one state, in runs of earlier versions."""
         return self.folder / f"{key[0]}.{key[1]}.safetensors"

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -85,10 +86,21 @@ def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] |
     """Write the payload to the start of `buffer`; returns the number of bytes written."""
     header, offsets, end = _plan(layout_of(payload), tuple(payload), json.dumps(notes or {}))
     buffer[: len(header)] = header
-    tensors = (t for group in payload.values() for t in group.values())
-    for offset, t in zip(offsets, tensors, strict=True):
-        _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
+    first = 0
+    for group in payload.values():
+        places = offsets[first : first + len(group)]
+        first += len(group)
+        if group.flat is not None and list(places) == _consecutive(places[0], group):
+            group = Tensors(all=group.flat)
+        for offset, t in zip(places, group.values(), strict=False):
+            _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
     return len(header) + end
+
+
+def _consecutive(start: int, group: Tensors) -> list[int]:
+    """Offsets of a group's tensors if they follow each other without gaps."""
+    sizes = [t.numel() * t.element_size() for t in group.values()]
+    return [start, *(start + end for end in accumulate(sizes[:-1]))]
 
 
 def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearray:
@@ -129,11 +141,12 @@ _cached_header = lru_cache(maxsize=256)(_read_header)
 
 
 def _sizes(values: Any, count: int | None = None) -> tuple[int, ...]:
-    """Whole numbers of at least 0 whose product can be a size; `count` is how many there must be (None: any)."""
+    """Whole numbers of at least 0: with `count` so many of them (offsets), else a shape, whose product is a size."""
     numbers = tuple(values)
     if any(type(n) is not int or n < 0 for n in numbers) or (count is not None and len(numbers) != count):
         raise ValueError(f"{str(numbers)[:100]} are not sizes")
-    if len(numbers) > 64 or math.prod(max(n, 1) for n in numbers) > LARGEST:
+    size = math.prod(max(n, 1) for n in numbers) if count is None else max(numbers)
+    if len(numbers) > 64 or size > LARGEST:
         raise ValueError(f"{str(numbers)[:100]} is too large")
     return numbers
 
@@ -170,11 +183,26 @@ def _decode(
     try:
         groups, entries, notes = read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
         payload: Payload = {group: Tensors() for group in groups}
-        for (group, name, kind, shape), offset in entries:
-            payload[group][name] = _tensor(view, KINDS[kind], shape, 8 + size + offset)
+        for group, in_group in groupby(entries, key=lambda entry: entry[0][0]):
+            payload[group] = _group(view, list(in_group), 8 + size)
         return payload, json.loads(notes)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a payload: {error}") from None
+
+
+def _group(view: memoryview, entries: list[tuple[TensorSpec, int]], start: int) -> Tensors:
+    """The tensors of one group: views of one vector, if they have one type and follow each other."""
+    kind, offset = entries[0][0][2], entries[0][1]
+    counts = [torch.Size(shape).numel() for (_, _, _, shape), _ in entries]
+    width = KINDS[kind].itemsize
+    ends = [offset + width * end for end in accumulate(counts, initial=0)]
+    if any(spec[2] != kind or at != end for (spec, at), end in zip(entries, ends, strict=False)) or not sum(counts):
+        return Tensors({name: _tensor(view, KINDS[k], shape, start + at) for (_, name, k, shape), at in entries})
+    flat = torch.frombuffer(view, dtype=KINDS[kind], count=sum(counts), offset=start + offset)
+    parts = torch.split(flat, counts)
+    made = Tensors({name: part.view(shape) for ((_, name, _, shape), _), part in zip(entries, parts, strict=True)})
+    made.flat = flat
+    return made
 
 
 def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:

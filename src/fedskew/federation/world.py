@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.core.fast.module_index import module_index
 from fedskew.core.losses import plain
-from fedskew.core.method import Method, Update
+from fedskew.core.method import MODEL, Method, Update
 from fedskew.core.samples import Data
 from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.site import Loss, Site
@@ -26,7 +27,7 @@ from fedskew.core.training import Training
 from fedskew.data.dataset import DataSet
 from fedskew.data.split.features import changed_samples
 from fedskew.data.split.partition import Partition, Parts
-from fedskew.evaluation.scores import ClientScore, Score, score
+from fedskew.evaluation.scores import ClientScore, Score, Together, score, score_together
 
 CHUNK = 2000  # test samples per job; fixed, so that sums do not depend on the number of workers
 
@@ -175,13 +176,32 @@ class World:
         site = self.site(client, round, "evaluate", Purpose.EVALUATE)
         test_part = self.pool((self.validation if validation else self.test)[client], client)
         shared = self._evaluate_shared(site, broadcast, test_part) if self.method.has_global else None
-        simple = type(self.method).personalise is Method.personalise and not state.keys() & {"parameters", "buffers"}
-        if shared is not None and simple:
+        if shared is not None and self.uses_shared_model(state):
             return ClientScore(client, shared, shared, fallback=not trained)
         site.load(self.method.personalise(site, broadcast, state))
         lacks = self.training.batch_norm == "local" and "buffers" not in state
         personal = score(site.net, test_part, self.classes, device=self.device, batch_statistics=lacks)
         return ClientScore(client, shared, personal, fallback=not trained)
+
+    def evaluate_together(self, clients: Sequence[int], round: int, broadcast: Payload) -> Together:
+        """Evaluate the global model on the test samples of several clients; see `can_share_batches`."""
+        site = self.site(-1, round, "evaluate", Purpose.EVALUATE)
+        site.load(broadcast)
+        return score_together(site.net, [self.pool(self.test[c], c) for c in clients], device=self.device)
+
+    @property
+    def can_share_batches(self) -> bool:
+        """Whether samples of several clients may be evaluated in one batch.
+
+        They may if outputs do not depend on the rest of the batch: batch norm has running statistics and uses them.
+        """
+        norms = module_index(self.net).norms
+        return not norms or (self.training.batch_norm != "local" and all(n.running_mean is not None for n in norms))
+
+    def uses_shared_model(self, state: Payload) -> bool:
+        """Whether a client with this state uses the server's model as it is."""
+        simple = type(self.method).personalise is Method.personalise
+        return self.method.has_global and simple and not state.keys() & set(MODEL)
 
     def _evaluate_shared(self, site: Site, broadcast: Payload, data: Data) -> Score:
         site.load(broadcast)
@@ -203,8 +223,12 @@ class World:
         flat = {f"{name}.{part}": getattr(r, part) for name, r in ragged.items() for part in Ragged._fields}
         return {"x": self.x, "y": self.y, "x_test": self.x_test, "y_test": self.y_test, "public": self.public, **flat}
 
+    def without_arrays(self) -> World:
+        """A copy of this world with empty arrays, to be pickled."""
+        return self.with_arrays({name: t[:0].clone() for name, t in self.arrays().items()})
+
     def with_arrays(self, arrays: dict[str, Tensor]) -> World:
-        """A copy of this world with other arrays: the same values in shared memory, or empty ones to pickle."""
+        """A copy of this world with other arrays: the same values in shared memory, say."""
         ragged: dict[str, Any] = {
             name: Ragged(arrays[f"{name}.values"], arrays[f"{name}.offsets"])
             for name in ("train", "validation", "test")

@@ -13,7 +13,7 @@ prototypes the server received.
     Eq. 13:   L_k = CE(M(x), y) + lambda_v CE(M(x'), y') + lambda_c l_fa,  (x', y') from D', n_v images per class
 Algorithm 1: D' is made after each round; the first round has none and is FedAvg's.
 source=noise: D' is VHL's fixed noise, the same in all rounds from the first on. There is no G, P or P'; only a seed is
-sent. This control isolates what the generator adds, and it is ahead of the generator: see results/fedpg-fmnist.
+sent. It shows what the generator adds: on two of three splits the noise is ahead of it (results/fedpg-fmnist).
 Preset robust: source=noise. The gain comes from labelled images that are the same at all clients, not from what they
 show. With source=generator: P'_c starts at P_c for c in H, otherwise at its last value (at first near the mean of P);
 60 steps of batch 32 at lr 3.8e-3, which is the path of 300 of batch 128 at 1e-3 at a tenth of the cost.

@@ -6,10 +6,12 @@ Wang, Xu, Wang, Zhu. AAAI 2021. arXiv:2008.06217
 The monitor: for each class p the server trains a copy of the model it sent, with the clients' settings, on the samples
 of p in D0 alone. d_p is the change of the classifier's weights. A weight belongs to p if d_p is the largest there and
 no other |d_q| is more than 80 % of it.
-    R_p = |sum of d_p| / |sum of mean_{q != p} d_q|, over p's weights; 10 where the lower sum is 0, at most 5000
+    R_p = |sum of d_p| / |sum of mean_{q != p} d_q|, over p's weights; 10 where the lower sum is 0, at most `cap`
 R adds C numbers to the broadcast. As in the authors' code it depends on D0 and the model only: the class shares that
 the paper also estimates are not used by the loss.
 Departure: the mean over clients is by samples (the authors' code: uniform).
+Departure: cap is 10 (the authors' code: 5000). A class that weighs 501 times as much as in the cross entropy, which
+happens on small data, makes training diverge.
 """
 
 from collections.abc import Iterable
@@ -30,18 +32,18 @@ from fedskew.methods._shared.distillation import train_model
 from fedskew.methods._shared.heads import last_linear
 
 RATIO = "ratio"  # group of the payload
-NEAR, EMPTY, LARGEST = 0.8, 10.0, 5000.0  # see the monitor above
+NEAR, EMPTY = 0.8, 10.0  # see the monitor above
 
 
-def ratios(d: Tensor) -> Tensor:
-    """R [C] from the changes d [C, ...] of the classifier's weights, one row per class."""
+def ratios(d: Tensor, cap: float) -> Tensor:
+    """R [C], at most `cap`, from the changes d [C, ...] of the classifier's weights, one row per class."""
     d = d.flatten(1).double()
     C, (most, owner) = len(d), d.max(0)
     rivals = (d.abs() > NEAR * most.abs()).sum(0)  # counts the largest itself, unless nothing moved
     owner = torch.where(rivals == 1, owner, C)  # C: belongs to no class
     sums = torch.zeros(C + 1, 2, dtype=d.dtype)
     own, others = sums.index_add_(0, owner, torch.stack([most, (d.sum(0) - most) / (C - 1)], 1))[:C].abs().T
-    return torch.where(others == 0, EMPTY, own / others).clamp(max=LARGEST).float()
+    return torch.where(others == 0, EMPTY, own / others).clamp(max=cap).float()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ class RatioLoss(Method):
     a: Positive = setting(1.0, help="Weight of plain cross entropy.", source="the paper", search=(0.1, 10.0))
     b: NotNegative = setting(
         0.1, help="Weight of the ratio R_y; 0 (with a = 1) gives FedAvg.", source="the paper", search=(0.01, 1.0)
+    )
+
+    cap: Positive = setting(
+        10.0, help="Largest ratio R of a class.", source="our choice; the authors' code has 5000, which can diverge"
     )
 
     def init_server(self, site: Site) -> Payload:
@@ -82,7 +88,7 @@ class RatioLoss(Method):
         name, labels = f"{last_linear(site.net)}.weight", site.data.labels
         parts = (site.data.part((labels == c).nonzero().flatten()) for c in range(site.classes))
         copies = (train_model(replace(site, data=part), model, site.loss, site.training) for part in parts)
-        return ratios(torch.stack([copy["parameters"][name] - model["parameters"][name] for copy in copies]))
+        return ratios(torch.stack([copy["parameters"][name] - model["parameters"][name] for copy in copies]), self.cap)
 
 
 def weighted_cross_entropy(weight: Tensor, net: Net, x: Tensor, y: Tensor) -> Tensor:

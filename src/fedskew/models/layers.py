@@ -6,6 +6,7 @@ Fast layers have first derivatives only: for second ones, or torch.func, build t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 Norm = Literal["batch", "group", "none"]
+aten = torch.ops.aten
 
 NARROW = 16  # output channels up to which a convolution gains nothing from channels_last
 FEW = 3  # input channels up to which convolving all four pooling phases at once pays
@@ -78,12 +80,51 @@ class ConvPool(nn.Conv2d):
         weight = self.weight.contiguous()
         few = self.in_channels <= FEW
         if len(x) <= (SMALL // self.in_channels if few else SMALL):
-            y = torch.ops.aten.thnn_conv2d(x, weight, self.kernel_size, self.bias, self.stride, self.padding)
+            y = aten.thnn_conv2d(x, weight, self.kernel_size, self.bias, self.stride, self.padding)
         elif few:
             return cast(Tensor, _PhasedConvPool.apply(x, weight, self.bias, self.padding))  # type: ignore[no-untyped-call]
         else:
             y = F.conv2d(x, weight, self.bias, self.stride, self.padding)
         return F.relu(F.max_pool2d(y, 2))
+
+    def forward_by_hand(self, x: Tensor) -> tuple[Tensor, Any]:
+        """`forward` without autograd, see fedskew.core.fast.by_hand."""
+        weight, few = self.weight, self.in_channels <= FEW
+        if self.narrow:
+            x, weight = x.contiguous().view(x.shape), weight.contiguous()
+            if few and len(x) > SMALL // self.in_channels:
+                pooled, saved = _phased_forward(x, weight, cast(Tensor, self.bias), self.padding)
+                return pooled, ("phased", saved)
+        if self.narrow and len(x) <= (SMALL // self.in_channels if few else SMALL):
+            kind = "native"
+            y = aten._slow_conv2d_forward(x, weight, self.kernel_size, self.bias, self.stride, self.padding)
+        else:
+            kind = "general"
+            y = torch.conv2d(x, weight, self.bias, self.stride, self.padding)
+        pooled, index = aten.max_pool2d_with_indices(y, [2, 2])
+        return pooled.relu_(), (kind, (x, weight, y, index, pooled))
+
+    def backward_by_hand(self, saved: Any, grad: Tensor, *, wants_input: bool) -> Tensor | None:
+        """The derivative of `forward_by_hand`."""
+        kind, kept = saved
+        wanted = [wants_input, True, True]
+        if kind == "phased":
+            grads = _phased_backward(kept, grad, self.padding, wanted)
+        else:
+            x, weight, y, index, pooled = kept
+            grad = _where_positive(grad, pooled)
+            grad = aten.max_pool2d_with_indices_backward(grad, y, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+            if kind == "native":
+                grads = aten._slow_conv2d_backward.output_mask(
+                    grad, x, weight, self.kernel_size, self.stride, self.padding, wanted
+                )
+            else:
+                grads = aten.convolution_backward(
+                    grad, x, weight, [self.out_channels], self.stride, self.padding, [1, 1], False, [0, 0], 1, wanted
+                )
+        for parameter, values in zip(self.parameters(recurse=False), grads[1:], strict=True):
+            cast(Tensor, parameter.grad).copy_(cast(Tensor, values))
+        return cast(Tensor, grads[0]) if wants_input else None
 
 
 def channels_last(net: nn.Module) -> None:
@@ -103,41 +144,51 @@ def max_pool(x: Tensor) -> Tensor:
 
 
 class _PhasedConvPool(torch.autograd.Function):
-    """k x k convolution, 2x2 max-pool, ReLU.
-
-    The four positions that a pool compares are four convolutions of stride 2 with the same kernel, moved by (0 or 1,
-    0 or 1) inside (k + 1) x (k + 1). One convolution computes them as channels [2, 2, outputs], and pooling compares
-    whole blocks of memory instead of neighbours. The gradient of a tie goes to the first position, as in torch.
-    """
+    """k x k convolution, 2x2 max-pool, ReLU, see `_phased_forward`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int]) -> Tensor:
-        outputs, inputs, k, _ = weight.shape
-        kernels = weight.new_zeros(2, 2, outputs, inputs, k + 1, k + 1)
-        _moved(kernels).copy_(weight)
-        kernels = kernels.view(4 * outputs, inputs, k + 1, k + 1)
-        y = torch.conv2d(x, kernels, None, 2, padding)
-        left, right = y.view(len(x), 2, 2, outputs, *y.shape[2:]).unbind(2)
-        top, bottom = torch.maximum(left, right).unbind(1)
-        pooled = torch.maximum(top, bottom).add_(bias[:, None, None]).relu_()
-        ctx.save_for_backward(x, kernels, right - left, bottom - top, pooled)
+        pooled, saved = _phased_forward(x, weight, bias, padding)
+        ctx.save_for_backward(*saved)
         ctx.padding = padding
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, kernels, right_wins, bottom_wins, pooled = ctx.saved_tensors
-        grad = _where_positive(grad.contiguous(), pooled)
-        grad_bias = grad.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None
-        grad_y = _route(_route(grad, bottom_wins, 1), right_wins, 2).flatten(1, 3)
-        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
-        grad_x, grad_kernels, _ = torch.ops.aten.convolution_backward(
-            grad_y, x, kernels, None, [2, 2], ctx.padding, [1, 1], False, [0, 0], 1, wanted
-        )
-        if grad_kernels is not None:
-            grad_kernels = _moved(grad_kernels.view(2, 2, -1, *kernels.shape[1:])).sum((0, 1))
-        return grad_x, grad_kernels, grad_bias, None
+        return *_phased_backward(ctx.saved_tensors, grad, ctx.padding, ctx.needs_input_grad[:3]), None
+
+
+def _phased_forward(x: Tensor, weight: Tensor, bias: Tensor, padding: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """k x k convolution, 2x2 max-pool, ReLU; returns the output and what `_phased_backward` needs.
+
+    The four positions that a pool compares are four convolutions of stride 2 with the same kernel, moved by (0 or 1,
+    0 or 1) inside (k + 1) x (k + 1). One convolution computes them as channels [2, 2, outputs], and pooling compares
+    whole blocks of memory instead of neighbours. The gradient of a tie goes to the first position, as in torch.
+    """
+    outputs, inputs, k, _ = weight.shape
+    kernels = weight.new_zeros(2, 2, outputs, inputs, k + 1, k + 1)
+    _moved(kernels).copy_(weight)
+    kernels = kernels.view(4 * outputs, inputs, k + 1, k + 1)
+    y = torch.conv2d(x, kernels, None, 2, padding)
+    left, right = y.view(len(x), 2, 2, outputs, *y.shape[2:]).unbind(2)
+    top, bottom = torch.maximum(left, right).unbind(1)
+    pooled = torch.maximum(top, bottom).add_(bias[:, None, None]).relu_()
+    return pooled, (x, kernels, right - left, bottom - top, pooled)
+
+
+def _phased_backward(saved: Any, grad: Tensor, padding: Any, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """The gradients of input, weight and bias, None where not wanted."""
+    x, kernels, right_wins, bottom_wins, pooled = saved
+    grad = _where_positive(grad.contiguous(), pooled)
+    grad_bias = grad.sum((0, 2, 3)) if wanted[2] else None
+    grad_y = _route(_route(grad, bottom_wins, 1), right_wins, 2).flatten(1, 3)
+    grad_x, grad_kernels, _ = aten.convolution_backward(
+        grad_y, x, kernels, None, [2, 2], padding, [1, 1], False, [0, 0], 1, [*wanted[:2], False]
+    )
+    if grad_kernels is not None:
+        grad_kernels = _moved(grad_kernels.view(2, 2, -1, *kernels.shape[1:])).sum((0, 1))
+    return grad_x, grad_kernels, grad_bias
 
 
 def _moved(kernels: Tensor) -> Tensor:
@@ -149,7 +200,7 @@ def _moved(kernels: Tensor) -> Tensor:
 
 def _where_positive(grad: Tensor, x: Tensor) -> Tensor:
     """grad where x > 0, else 0; vectorised, unlike a product with a mask."""
-    return cast(Tensor, torch.ops.aten.threshold_backward(grad, x, 0))
+    return cast(Tensor, aten.threshold_backward(grad, x, 0))
 
 
 def _route(grad: Tensor, second_wins: Tensor, dim: int) -> Tensor:

@@ -47,7 +47,7 @@ LAST = 3  # accuracies are the mean of the last three rounds
 AT_CHANCE = 0.15  # of ten classes
 FLOOR = 0.02  # the least noise: 360 test samples have a standard error of 0.016 at 90 %
 
-Kind = Literal["ok", "reference", "below, documented", "below", "at chance", "diverged"]
+Kind = Literal["ok", "reference", "below, documented", "below", "at chance", "diverged", "failed"]
 
 
 @cache
@@ -118,12 +118,19 @@ def reference_of(kind: type[Method]) -> str:
 
 
 def run_job(job: Job, out: Path) -> Score:
-    """Carry out one run, or read it. Its directory changes with the method's settings and source code."""
+    """Carry out one run, or read it; an exception of the method is its score.
+
+    The directory changes with the method's settings and source code, so that a method that changed is run again.
+    """
     torch.set_num_threads(1)
     kind = REGISTRY[job.cell.method]
     made = experiment(job, kind)
     mark = hashlib.sha256(f"{made.to_toml()}{source(kind)}".encode()).hexdigest()[:10]
-    outcome = execute(made, out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}", workers=1)
+    path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}"
+    try:
+        outcome = execute(made, path, workers=1)
+    except Exception as error:  # a method that breaks is a verdict on it, not the end of the battery
+        return Score(None, f"{type(error).__name__}: {error}")
     if outcome.failed:
         return Score(None, outcome.failed)
     curve = [
@@ -218,7 +225,7 @@ def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REG
     reference = reference_of(kind)
     own = {seed: score for (other, seed), score in scores.items() if other == cell}
     if failed := next((score.failed for score in own.values() if score.accuracy is None), ""):
-        return Verdict(cell, "diverged", None, None, 0.0, len(own), failed)
+        return Verdict(cell, "diverged" if "diverged" in failed else "failed", None, None, 0.0, len(own), failed)
     other = replace_method(cell, reference)
     beside = [scores[other, seed].accuracy for seed in own if (other, seed) in scores]
     accuracy = statistics.mean(score.accuracy or 0.0 for score in own.values())

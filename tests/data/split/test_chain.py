@@ -241,4 +241,4 @@ def test_the_list_of_splits_shows_settings_and_defaults() -> None:
     assert listing()["partitioner"]["dirichlet"].endswith("(clients=10, alpha=0.5, cap=true, min=10)")
     assert listing()["partitioner"]["natural"].endswith("(clients, min=1)")
     assert set(listing()["cut"]) == {"public", "longtail", "sample"}
-    assert set(listing()["feature"]) == {"noise", "rotate"}
+    assert set(listing()["feature"]) == {"noise", "rotate", "colour", "resolution", "concept"}

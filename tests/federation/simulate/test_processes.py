@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedskew.core.files import PREFIX
 from fedskew.core.method import Method
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.scores import SMALL, ClientScore, score_of
@@ -22,7 +23,7 @@ from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
 from fedskew.federation.simulate.jobs import Job
 from fedskew.federation.simulate.processes import Worker, Workers
-from fedskew.federation.simulate.shared_memory import PREFIX, SlotFiles, make_shared_folder, remove_shared_folder
+from fedskew.federation.simulate.shared_memory import SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.simulate.window import Window
 from fedskew.federation.simulate.worker import pack, plain_result, read_result, unpack

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedskew.core.fast.module_index import module_index
 from fedskew.core.losses import Corrected
+from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
 
 
@@ -24,6 +25,7 @@ class Flat:
         like = parameters[0].detach() if parameters else torch.empty(0)
         self.values = like.new_empty(sum(p.numel() for p in parameters))
         self.grads = torch.zeros_like(self.values)
+        self.plain = all(p.data.is_contiguous() for p in parameters)  # whether entries lie as in `Tensors.flat`
         start = 0
         for p in parameters:
             old = p.data if p.data.is_contiguous(memory_format=torch.channels_last) else p.data.contiguous()
@@ -47,7 +49,10 @@ class Flat:
         return True
 
     def vector(self, net: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Tensors by name as one vector that lies as `values` do."""
+        """Tensors by name as one vector that lies as `values` do; it may share their memory."""
+        names = [name for name, _ in module_index(net).parameters]
+        if self.plain and isinstance(tensors, Tensors) and tensors.flat is not None and list(tensors) == names:
+            return tensors.flat
         made, start = torch.zeros_like(self.values), 0
         for name, p in module_index(net).parameters:
             self._view(made, start, p.data).copy_(tensors[name])
@@ -67,6 +72,12 @@ class Flat:
                     spans.append([start, end])
             start = end
         return [(self.values[a:b], self.grads[a:b]) for a, b in spans]
+
+
+def held_flat(net: nn.Module) -> Flat | None:
+    """The net's flat buffer if it has one, its parameters are in it, and they lie as in `Tensors.flat`."""
+    flat = net.__dict__.get("_flat")
+    return flat if flat is not None and flat.plain and flat.holds(net) else None
 
 
 def flat_of(net: nn.Module) -> Flat:
@@ -106,6 +117,14 @@ class FlatDescent:
             return
         torch.sub(self.values, self.anchor, out=self.grads).mul_(self.strength)
         if self.tilt is not None:
+            self.grads.add_(self.tilt)
+
+    def add_terms(self) -> None:
+        """Add the corrected terms to the gradients, where these did not start from `zero_grad`."""
+        if self.anchor is not None:
+            start = (self.values - self.anchor).mul_(self.strength)
+            self.grads.add_(start if self.tilt is None else start.add_(self.tilt))
+        elif self.tilt is not None:
             self.grads.add_(self.tilt)
 
     def step(self) -> None:  # not tracked by autograd, so no_grad is unnecessary

@@ -7,7 +7,8 @@ gate      the check of every request to the server: its size, clock, key, signat
 access    the check of what a node may do: its own messages, and replies within their limit
 signing   the signature of a request
 keys      certificates and keys, made with the package `cryptography` that Flower installs
-connections, bell    the server's sockets; waiting requests
+superlink, connections, bell    Flower's own parts in the server; its sockets; waiting requests
+verdicts  what a refusal of the server means for a site
 frames    the messages between these processes and the fedskew process that started them
 
 Only version 1.41.0 works: Flower's internal interfaces change with every release.

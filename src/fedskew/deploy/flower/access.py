@@ -105,7 +105,9 @@ class Access:
             return 410, "late: the server does not wait for this reply"
         ids = list(ids_of(tree, sent.limit // CHUNK + 10))
         if len(ids) > sent.limit // CHUNK + 9 or len(set(ids)) != len(ids) or tree.object_id != metadata.message_id:
-            self.give_up(message, sent, f"sent more pieces than {sent.limit} bytes have, or a malformed reply")
+            self.give_up(
+                message, sent, f"sent more pieces than the limit of {sent.limit} bytes allows, or a malformed reply"
+            )
             return 413, f"size: a reply may have at most {sent.limit} bytes"
         others = [s for s in self.out.values() if s is not sent and s.touched > self.now() - 60 and s.expected]
         if len(ids) * CHUNK > LARGE and sum(len(s.expected) * CHUNK > LARGE for s in others) >= UPLOADS:

@@ -20,6 +20,7 @@ from .access import declared_size, ids_of
 from .frames import Header, Pipe, as_records, body_record, from_records
 from .keys import inspect
 from .signing import Signing
+from .verdicts import Away, Busy, Refused, TooLarge, Unknown, Withdrawn, verdict
 
 HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
 QUICKEST = 0.5  # seconds between requests for messages: the server answers them when there is one, or after 15 s
@@ -29,30 +30,6 @@ LONGEST_PAUSE = 10.0  # seconds between attempts to reach the server
 PUSH_ATTEMPTS = 5  # to push the pieces of a reply
 
 T = TypeVar("T")
-
-
-class Refused(Exception):
-    """The server refuses this site. Retrying would not help."""
-
-
-class TooLarge(Exception):
-    """The reply is larger than the server accepts."""
-
-
-class Away(Exception):
-    """The server cannot be reached at the moment; retry."""
-
-
-class Busy(Away):
-    """The server receives other replies at the moment; retry."""
-
-
-class Withdrawn(Exception):
-    """The server no longer waits for an answer to this message."""
-
-
-class Unknown(Exception):
-    """The server does not know this node any more; join again."""
 
 
 class Carrier:
@@ -103,7 +80,7 @@ class Carrier:
         try:
             return call(request)
         except httpx.HTTPStatusError as error:
-            raise self._verdict(error.response) from None
+            raise verdict(error.response, self.node is not None) from None
         except httpx.TransportError as error:
             text = str(error)
             if "CERTIFICATE_VERIFY_FAILED" in text:
@@ -114,30 +91,6 @@ class Carrier:
             plain = self.config["insecure"] and "disconnected" in text
             hint = "; if it uses TLS, join without --insecure" if plain else ""
             raise Away(f"cannot reach {self.config['server']} ({text}){hint}") from None
-
-    def _verdict(self, response: Any) -> Exception:
-        """The exception for an HTTP error; see Gate.refusal for the reasons."""
-        try:
-            why = str(response.json().get("refused", ""))[:300]
-        except (ValueError, AttributeError, RecursionError):
-            why = ""
-        if self.node is not None and (response.status_code in (401, 412) or why.startswith("key")):
-            return Unknown("the server was restarted")  # and registered its sites again
-        if why.startswith("size"):
-            return TooLarge(why)
-        if why.startswith(("late", "withdrawn")):
-            return Withdrawn(why)
-        if why.startswith("busy"):
-            return Busy(why)
-        if why.startswith("the request did not arrive"):
-            return Away(why)
-        if why:
-            return Refused(f"the server refuses this site: {why}")
-        if response.status_code == 412:
-            return Away("the server still regards this site as online, for up to a minute")
-        if response.status_code == 401:
-            return Refused("the server refuses this site: its signature is not valid")
-        return Away(f"the server answered {response.status_code} ({response.text[:200]})")
 
     # joining
 

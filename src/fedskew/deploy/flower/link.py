@@ -10,7 +10,6 @@ import contextlib
 import os
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from .access import Access, Sent, declared_size
 from .bell import Bell
 from .connections import impatient_protocol, listen
 from .frames import Header, Pipe, as_records, body_record, from_records
-from .gate import Gate
 from .keys import inspect
+from .superlink import make_app, register, start_run, unregister
 
 LINGER = 0.5  # seconds before the process ends, in which sites get the responses to their last requests
 TICK = 0.05  # seconds between polls of the SuperLink's state
-GRACE = 30.0  # seconds a site may be offline before it is left out of a round
 STOPPED = 5.0  # seconds between two polls after which this process was suspended, and its sites need time again
 KEYS = 2.0  # seconds between looks for keys that were revoked
 
@@ -40,48 +38,14 @@ class Link:
         self.out: dict[str, Sent] = {}  # Flower's message id -> message
         self.online: set[int] = set()  # nodes
         self.polled = self.woke = time.time()  # when `poll` ran last; when this process was last suspended
+        self.grace = float(config["grace"])  # seconds a site may be offline before it is left out of a round
         self.bell = Bell()
         self.keys = {name: Path(config["keys"]) / f"{name}.pub" for name in config["sites"]}
         self.access = Access(self.out, self.lock, self._give_up, self._reset, time.monotonic)
-        self.app = self._make_app()
+        self.app = make_app(self)
         self.state = self.app.state.linkstate_factory.state()
-        self.run = self._start_run()
-        self.nodes = {name: self._register(name, key) for name, key in sorted(config["sites"].items())}
-
-    def _make_app(self) -> Any:
-        from flwr.superlink.main import create_app
-
-        app = create_app()
-        app.state.enable_supernode_auth = self.secure
-        app.add_middleware(Gate, link=self)
-        return app
-
-    def _start_run(self) -> int:
-        from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
-        from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-        from flwr.supercore.task_identity import TaskIdentity
-
-        run: int = self.state.create_run(
-            "fedskew/fedskew", "1", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
-        )
-        self.task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
-        self.state.claim_task(self.task)
-        self.state.activate_task(self.task)
-        # Flower ends a run whose ServerApp sends no heartbeat for a minute, also if all of this was suspended.
-        self.state.task_token_store[self.task].active_until += timedelta(days=100_000)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, self.task
-        return run
-
-    def _register(self, name: str, key: str) -> int:
-        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-        from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes
-
-        try:
-            public = public_key_to_bytes(bytes_to_public_key(key.encode()))  # normalised, as sites send it
-            node: int = self.state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public, 0, name=name)
-        except ValueError as error:
-            raise ValueError(f"the public key of site {name} is invalid: {error}") from None
-        return node
+        self.run, self.task = start_run(self.state)
+        self.nodes = {name: register(self.state, name, key) for name, key in sorted(config["sites"].items())}
 
     # commands of the fedskew process
 
@@ -128,14 +92,11 @@ class Link:
 
     def revoke(self) -> None:
         """Forget the keys whose files are gone: the requests of these sites are refused from now on."""
-        from flwr.common.constant import NOOP_FLWR_AID
-
         for name in [name for name, path in self.keys.items() if not path.exists()]:
             del self.keys[name]
             node = self.nodes[name]
-            with self.lock, contextlib.suppress(ValueError, TypeError):
-                self.state.nodes[node].online_until = self.state.nodes[node].online_until or 0.0
-                self.state.delete_node(NOOP_FLWR_AID, node)
+            with self.lock:
+                unregister(self.state, node)
             self.pipe.send({"event": "note", "text": f"warning: the key of site {name} was revoked"})
             with self.lock:
                 for message, sent in [(m, s) for m, s in self.out.items() if s.node == node]:
@@ -167,7 +128,7 @@ class Link:
             if message not in self.state.message_ins_id_to_message_res_id:
                 if info.status != "online":
                     offline = time.time() - max(info.online_until or 0, self.woke)
-                    return offline > GRACE and self._drop(message, sent, "is not online")
+                    return offline > self.grace and self._drop(message, sent, "is not online")
                 if stored.metadata.delivered_at and stored.metadata.delivered_at < info.last_activated_at:
                     stored.metadata.delivered_at = ""  # the site was restarted after it got the message: send it again
                     self.bell.ring()

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload
-from fedskew.evaluation.scores import ClientScore, Score
+from fedskew.evaluation.scores import ClientScore, Score, Together
 from fedskew.federation.simulate.faults import Kind, corrupt
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode
@@ -22,20 +22,25 @@ DIED_TWICE = "crashed its worker process twice"  # why a client is left out whos
 
 @dataclass(frozen=True)
 class Job:
-    """One job. `item` is the number of a client; for "evaluate_global" it is the number of a chunk of the test set."""
+    """One job.
 
-    kind: Literal["train", "evaluate_client", "validate_client", "evaluate_global"]
+    `item` is the number of a client; for "evaluate_global" that of a chunk of the test set; for "evaluate_together"
+    that of the first of `clients`.
+    """
+
+    kind: Literal["train", "evaluate_client", "validate_client", "evaluate_together", "evaluate_global"]
     round: int
     stage: str
     item: int
     weight: int = 0  # how much work it is, in samples; large jobs start first
     trained: bool = False  # for evaluate_client and validate_client: whether this client ever trained
     fault: Kind | None = None  # a fault to simulate; None: none
+    clients: tuple[int, ...] = ()  # for evaluate_together: the clients
 
     @property
     def needs_state(self) -> bool:
         """Whether the job needs the client's state."""
-        return self.kind != "evaluate_global"
+        return self.kind in ("train", "evaluate_client", "validate_client")
 
 
 class Lost(NamedTuple):
@@ -52,7 +57,7 @@ class Trained(NamedTuple):
     seconds: float
 
 
-Result = Trained | ClientScore | Score | Lost
+Result = Trained | ClientScore | Together | Score | Lost
 
 
 def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
@@ -63,6 +68,8 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
     if job.kind == "evaluate_global":
         return world.evaluate_global(job.item, job.round, broadcast)
     try:
+        if job.kind == "evaluate_together":
+            return world.evaluate_together(job.clients, job.round, broadcast)
         if job.kind in ("evaluate_client", "validate_client"):
             validation = job.kind == "validate_client"
             return world.evaluate_client(

@@ -84,8 +84,7 @@ class Workers:
         payload: Payload = {"arrays": Tensors({k: v.contiguous() for k, v in world.arrays().items()})}
         self.folder = make_shared_folder(size_in_bytes(payload))
         self.world = world.with_arrays(share(self.folder / "world", payload)["arrays"])
-        # pickled for every worker, so without the arrays
-        self.empty_world = world.with_arrays({name: t[:0] for name, t in world.arrays().items()})
+        self.empty_world = world.without_arrays()  # pickled for every worker
         self.workers: list[Worker] = []
         self.results = SharedReader(self.folder)
         self.broadcast_file: tuple[str, memoryview] = ("", memoryview(b""))

@@ -165,7 +165,7 @@ class Actors:
         if not 0 < count <= cpus(ray):
             raise UsageError(f"--workers {count} is invalid: Ray has {cpus(ray)} CPUs; expected 1 to {cpus(ray)}.")
         try:
-            self.references = [ray.put(world.with_arrays({name: t[:0] for name, t in world.arrays().items()}))]
+            self.references = [ray.put(world.without_arrays())]
         except TypeError as error:
             raise UsageError(f"the method or the model cannot be sent to Ray's actors ({error}).") from None
         self.references.append(ray.put({name: t.contiguous().numpy() for name, t in world.arrays().items()}))

@@ -7,15 +7,14 @@ removed by any process: a worker whose parent was killed removes the folder.
 from __future__ import annotations
 
 import mmap
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from fedskew.core.files import make_owned_folder
 from fedskew.core.tensors import Payload
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 
-PREFIX = "fedskew-"
 MEMORY = Path("/dev/shm")  # a file system in memory; not on every platform
 
 
@@ -26,24 +25,7 @@ def make_shared_folder(size: int) -> Path:
     """
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 3 * size
     base = MEMORY if in_memory else Path(tempfile.gettempdir())
-    for folder in base.glob(PREFIX + "*"):
-        if _is_orphan(folder):
-            remove_shared_folder(folder)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base))
-
-
-def _is_orphan(folder: Path) -> bool:
-    """Whether the process that created the folder no longer exists. Its number is part of the folder's name."""
-    owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-    if os.name != "posix" or not owner.isdigit():
-        return False
-    try:
-        os.kill(int(owner), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:  # the process exists and belongs to another user
-        pass
-    return False
+    return make_owned_folder(base)
 
 
 def remove_shared_folder(folder: Path) -> None:

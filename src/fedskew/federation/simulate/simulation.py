@@ -8,16 +8,16 @@ from typing import Any, Literal, Protocol
 
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.metrics import ClientRow, Metrics
-from fedskew.evaluation.scores import ClientScore, Score, thirds
+from fedskew.evaluation.scores import BATCH, ClientScore, Score, Together, thirds
 from fedskew.evaluation.summary import Summary
 from fedskew.federation.protocol import Reply
 from fedskew.federation.simulate.faults import Fault, fault_at
-from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, perform
+from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, decode_state, perform
 from fedskew.federation.simulate.processes import Workers
 from fedskew.federation.simulate.ray import Actors
 from fedskew.federation.simulate.worker import cores
 from fedskew.federation.store import Blob, Store
-from fedskew.federation.world import World
+from fedskew.federation.world import CHUNK, World
 
 Engine = Literal["processes", "ray"]
 START_AFTER = 1.0  # seconds of client work in this process after which workers=None starts worker processes
@@ -55,6 +55,8 @@ class Simulation:
         faults: faults to simulate.
         newcomers: clients that never train. They are evaluated as a group of their own.
         evaluated: clients that are evaluated on their own test samples; None evaluates all.
+        wait_for_workers: whether jobs wait until worker processes have started; False performs them in this process
+            meanwhile, and so does workers=None.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Simulation:
         faults: Sequence[Fault] = (),
         newcomers: Sequence[int] = (),
         evaluated: Sequence[int] | None = None,
+        wait_for_workers: bool = True,
     ) -> None:
         self.world, self.store, self.faults = world, store or Store(), tuple(faults)
         self.population = world.population
@@ -76,8 +79,9 @@ class Simulation:
         self.evaluated_round = -1  # the round it was made after; -1: none yet
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
+        self.shared_model: dict[int, tuple[int | None, bool]] = {}  # client -> (version of its state, uses it)
         self.client_seconds = 0.0  # time that clients have trained so far
-        self.pool = self._make_pool(workers, engine)
+        self.pool = self._make_pool(workers, engine, wait_for_workers)
         if self.pool is not None:
             self.world = self.pool.world
             if workers is not None or engine == "ray":
@@ -87,13 +91,13 @@ class Simulation:
                     self.pool.close()
                     raise
 
-    def _make_pool(self, workers: int | None, engine: Engine) -> WorkerPool | None:
+    def _make_pool(self, workers: int | None, engine: Engine, wait: bool) -> WorkerPool | None:
         if engine == "ray":
             return Actors(self.world, workers)
         count = cores() if workers is None else workers
         if count == 1 or self.world.device != "cpu":
             return None
-        return Workers(self.world, count, wait_for_start=workers is not None)
+        return Workers(self.world, count, wait_for_start=wait and workers is not None)
 
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         self.store.discard()  # states of a round that was abandoned
@@ -126,6 +130,10 @@ class Simulation:
         jobs = [Job("evaluate_global", round, "evaluate", chunk, 1) for chunk in range(chunks)]
         sizes = self.world.test.sizes()
         tested = [c for c in self.evaluated if sizes[c]]
+        small = [c for c in tested if sizes[c] < BATCH] if self.world.can_share_batches else []
+        together = [c for c in small if self._uses_shared_model(c)]
+        jobs += self._jobs_of(together, sizes, round)
+        tested = sorted(set(tested) - set(together))
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
         self.summary, self.evaluated_round = self._summary(jobs, broadcast), round
         return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
@@ -144,9 +152,32 @@ class Simulation:
                 summary.add_test(result)
             elif isinstance(result, ClientScore):
                 summary.add(result)
+            elif isinstance(result, Together):
+                for client, score in zip(job.clients, result.scores(), strict=True):
+                    summary.add(ClientScore(client, score, score, fallback=client not in self.store))
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
         return summary
+
+    def _uses_shared_model(self, client: int) -> bool:
+        """Whether a client uses the server's model as it is; found out once for each version of its state."""
+        version = self.store.version(client)
+        if self.shared_model.get(client, (None, False))[0] != version or version is None:
+            blob = self.store.get(client)
+            self.shared_model[client] = (version, self.world.uses_shared_model(decode_state(blob)))
+        return self.shared_model[client][1]
+
+    def _jobs_of(self, clients: Sequence[int], sizes: Sequence[int], round: int) -> list[Job]:
+        """Jobs that evaluate these clients together, about CHUNK samples each."""
+        jobs: list[Job] = []
+        start = count = 0
+        for end, client in enumerate(clients, 1):
+            count += sizes[client]
+            if count >= CHUNK or end == len(clients):
+                group = tuple(clients[start:end])
+                jobs.append(Job("evaluate_together", round, "evaluate", group[0], count, clients=group))
+                start, count = end, 0
+        return jobs
 
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round

@@ -16,7 +16,7 @@ import torch
 
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.counts import Counts, Predictions
-from fedskew.evaluation.scores import ClientScore, Score
+from fedskew.evaluation.scores import ClientScore, Score, Together
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, die, perform
 from fedskew.federation.simulate.shared_memory import (
     SharedReader,
@@ -119,12 +119,15 @@ class WorkerFiles:
         return pack({"kind": "Trained", "file": name, "sizes": [size, len(state)], **about})
 
 
-def plain_result(result: ClientScore | Score | Lost) -> dict[str, Any]:
+def plain_result(result: ClientScore | Together | Score | Lost) -> dict[str, Any]:
     """A result that is small enough for the message itself, as plain values; `read_result` is the inverse."""
     if isinstance(result, Lost):
         return result._asdict()
     if isinstance(result, Score):
         return plain_score(result)
+    if isinstance(result, Together):
+        arrays = [tensor.numpy().tobytes() for tensor in result.made]
+        return {"made": arrays, "sizes": result.sizes, "losses": result.losses}
     return {
         "client": result.client,
         "shared": result.shared and plain_score(result.shared),
@@ -148,20 +151,27 @@ def read_score(fields: dict[str, Any]) -> Score:
     correct, total, arrays = tuple(fields["correct"]), tuple(fields["total"]), fields["made"]
     made: Counts | Predictions | None = None
     if len(arrays) == len(Predictions._fields):
-        log_p, y, predicted = (torch.frombuffer(bytearray(a), dtype=t) for a, t in zip(arrays, KINDS, strict=True))
-        made = Predictions(log_p.view(-1, len(total)), y, predicted)
+        made = read_predictions(arrays)
     elif arrays:
         a, b, c, d, e = (np.frombuffer(array, np.int64) for array in arrays)
         made = Counts(len(total), (a, b), (c, d), e.reshape(3, -1))
     return Score(correct, total, fields["loss"], made)
 
 
-def read_result(kind: str, fields: dict[str, Any]) -> ClientScore | Score | Lost:
+def read_predictions(arrays: list[bytes]) -> Predictions:
+    """Predictions from the bytes of their tensors."""
+    log_p, y, predicted = (torch.frombuffer(bytearray(a), dtype=t) for a, t in zip(arrays, KINDS, strict=True))
+    return Predictions(log_p.view(len(y), -1), y, predicted)
+
+
+def read_result(kind: str, fields: dict[str, Any]) -> ClientScore | Together | Score | Lost:
     """The inverse of `plain_result`; `kind` is the name of its class."""
     if kind == "Lost":
         return Lost(**fields)
     if kind == "Score":
         return read_score(fields)
+    if kind == "Together":
+        return Together(read_predictions(fields["made"]), fields["sizes"], fields["losses"])
     shared = fields["shared"] and read_score(fields["shared"])
     personal = shared if fields["personal"] is None else read_score(fields["personal"])
     return ClientScore(fields["client"], shared, personal, fields["fallback"])
