@@ -93,9 +93,9 @@ class History:
                 self.lost.append((record.number, client, why))
                 self.reasons[why] += 1
                 self.losers[client] += 1
-        for record in merged if records else []:
+        for i, record in enumerate(merged if records else []):
             since = record.number - (self.evaluated if record.metrics is not None else self.kept)
-            if record is merged[-1] or record is self.last or since >= stride or since < 0:
+            if i < len(before) or record is merged[-1] or since >= stride:
                 self._add_figures(record)
         self.last = merged[-1] if merged else None
 
