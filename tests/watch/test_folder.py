@@ -210,7 +210,7 @@ def test_other_methods_with_the_same_settings_are_drawn_over_a_run(tmp_path: Pat
     folder = Folder(tmp_path)
     one = next(row.id for row in folder.look() if row.name == "a")
     names = [series["name"] for series in events(folder, one)["part-curves"]["views"][0]["series"]]
-    assert names == ["this run", "fedavg", "fedprox:mu=0.5"]
+    assert names == ["this run", "fedavg, other seeds", "fedprox:mu=0.5"]
 
 
 def test_a_real_run_shows_its_split_its_clients_and_who_was_lost(tmp_path: Path) -> None:

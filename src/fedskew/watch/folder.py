@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # names the run in requests; hexadecimal
     name: str  # its path in the folder
     method: str
-    data: str
+    data: str  # its name; of a path the last part
     split: str
     seed: str
     state: State
@@ -133,7 +133,7 @@ class Watched:
             id=self.id,
             name=self.name,
             method=self.method,
-            data=short(self.settings.get("data", "")),
+            data=short(str(self.settings.get("data", "")).rpartition("/")[2]),
             split=short(self.settings.get("split", "")),
             seed=self.seed,
             state=state,

@@ -47,7 +47,9 @@ def parts_of(folder: Folder, run: Watched, row: Row) -> tuple[dict[str, Part], b
         whole = whole and _update(one, end - time.monotonic())
     names: Names = run.read(CARD, Names) or Names()
     labels = [short(label) for label in names.labels] or [str(c) for c in range(run.history.classes)]
-    shown = {"this run": [run.history]} | {name: [one.history for one in runs] for name, runs in others.items()}
+    shown = {"this run": [run.history]}
+    for name, runs in others.items():
+        shown[f"{name}, other seeds" if name == run.method else name] = [one.history for one in runs]
     parts: dict[str, Part | None] = {
         "sites": sites(run, row),
         "curves": curves(run.history, shown, labels),
@@ -157,7 +159,7 @@ def costs(shown: Mapping[str, Sequence[History]]) -> Part | None:
             rows.append([name, str(done), *(COSTS[key].text(means[key]) for key in SPENT)])
     if not rows:
         return None
-    columns = ["", "rounds", *(f"{f.words} (s)" if f.unit == "s" else f.words for f in (COSTS[key] for key in SPENT))]
+    columns = ["", "rounds", *(COSTS[key].words for key in SPENT)]
     note = "So far; several runs of a method: their mean." if any(len(of) > 1 for of in shown.values()) else "So far."
     return {"kind": "table", "title": "Bytes and seconds", "columns": columns, "rows": rows, "note": note}
 
@@ -188,7 +190,7 @@ def sites(run: Watched, row: Row) -> Part | None:
         [
             short(site["name"]),
             "online" if site["online"] and running else "offline",
-            short(site["seen"]) or "-",
+            clock(site["seen"]) or "-",
             "takes part" if site["agreed"] else "has not agreed yet",
             short(site["lost"]),
         ]
@@ -197,9 +199,14 @@ def sites(run: Watched, row: Row) -> Part | None:
     online = sum(line[1] == "online" for line in rows)
     refused = [short(text) for text in reversed(status["refusals"])]
     columns = ["site", "state", "last seen (UTC)", "run", "last round"]
-    note = f"{online} of {len(rows)} online; server {short(status['address'])}, as of {short(status['time'])}."
+    note = f"{online} of {len(rows)} online; server {short(status['address'])}, as of {clock(status['time'])} UTC."
     part = {"kind": "table", "title": "Sites", "columns": columns, "rows": rows, "note": note, "text": True}
     return part | {"list": refused, "list_title": "Refused"}
+
+
+def clock(time: str) -> str:
+    """A time in ISO form as people read it: without its time zone."""
+    return short(time)[:19].replace("T", " ")
 
 
 def settings(run: Watched) -> Part:
