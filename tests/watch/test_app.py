@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import re
 import shutil
 import ssl
 import subprocess
+import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -193,6 +196,23 @@ def test_a_server_beside_a_run_tells_of_new_rounds_and_ends(runs: Path) -> None:
             assert (row["round"], row["value"]) == (3, "87.50 %")
 
 
+def test_pages_that_were_closed_make_room_for_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.watch.app.MOST_STREAMS", 1)
+    with watching(runs, Address(port=0)) as url:
+        address = url.removeprefix("http://").rstrip("/")
+        for _ in range(3):
+            status, tries = 503, 0
+            while status == 503 and tries < 100:  # the one before is gone within a moment
+                page, tries = http.client.HTTPConnection(address, timeout=30), tries + 1
+                page.request("GET", "/events")
+                answer = page.getresponse()
+                status = answer.status
+                first = answer.readline() if status == 200 else b""
+                page.close()
+                time.sleep(0.1)
+            assert (status, first) == (200, b"event: list\n")
+
+
 def test_a_port_in_use_is_a_clear_sentence(runs: Path) -> None:
     with watching(runs, Address(port=0)) as url:
         port = int(url.rstrip("/").rpartition(":")[2])
@@ -229,6 +249,14 @@ def test_run_with_watch_prints_the_address_and_changes_no_figure(fedskew: Any) -
     assert re.search(r"watch it at http://127\.0\.0\.1:\d+/", seen.err)
     assert "fedskew watch runs" in seen.err
     assert seen.json()["digest"] == unseen.json()["digest"]
+
+
+def test_without_the_extra_no_run_begins(fedskew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = fedskew("run", "--watch", "--rounds", "1")
+    assert said.code == 2
+    assert "pip install 'fedskew[watch]'" in said.err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_mistake_in_the_options_is_one_sentence(fedskew: Any) -> None:

@@ -42,7 +42,7 @@ from fedskew.cli.options import (
     run_options,
     stop_rule,
 )
-from fedskew.cli.watch import beside
+from fedskew.cli.watch import beside, check_watch
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
     check_goal,
@@ -128,6 +128,8 @@ def run_command(
     check_goal(goal)
     if target is not None:
         target_value(target, goal)  # a mistake shows before the run
+    if watch:
+        check_watch()
     options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     settings = given_settings(
         method=method,

@@ -47,6 +47,13 @@ def watch_command(
     server.run(sockets=[listener])
 
 
+def check_watch() -> None:
+    """Raise `UsageError` if the page cannot be served, before a run begins."""
+    from fedskew.watch.server import web_server
+
+    web_server()
+
+
 @contextmanager
 def beside(run_path: Path | None, wanted: bool, screen: Console) -> Iterator[None]:
     """With `wanted`, serve the page about a run (and those beside it in runs/) while the block goes on."""

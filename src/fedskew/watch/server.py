@@ -15,6 +15,7 @@ from typing import Any
 from fedskew.core.settings import UsageError, library
 
 SHORTEST_TOKEN = 16
+MOST_CONNECTIONS = 200
 STARTING = 15.0  # seconds that the server has to start
 LINGER = 2.5  # seconds that it stays after a run, so that open pages see the end
 
@@ -64,10 +65,15 @@ class Address:
         return f"{'https' if self.certs else 'http'}://{host}:{port}/"
 
 
+def web_server() -> Any:
+    """The package uvicorn; UsageError if the extra `watch` is not installed."""
+    library("starlette", "watch")
+    return library("uvicorn", "watch")
+
+
 def make_server(folder: Path, address: Address) -> tuple[Any, socket.socket, str]:
     """(uvicorn's server, the socket to serve on, the address to open)."""
-    uvicorn = library("uvicorn", "watch")
-    library("starlette", "watch")
+    uvicorn = web_server()
     from fedskew.watch.app import make_app
     from fedskew.watch.folder import Folder
 
@@ -81,6 +87,7 @@ def make_server(folder: Path, address: Address) -> tuple[Any, socket.socket, str
         log_level="error",
         access_log=False,
         lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=1,
         server_header=False,
         **tls,
@@ -99,11 +106,15 @@ def watching(folder: Path, address: Address) -> Iterator[str]:
     server, listener, url = make_server(folder, address)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
+    linger = LINGER
     try:
         yield url
-        if thread.is_alive() and server.server_state.connections:
-            time.sleep(LINGER)
+    except KeyboardInterrupt:
+        linger = 0.0
+        raise
     finally:
+        if thread.is_alive() and server.server_state.connections:
+            time.sleep(linger)
         server.should_exit = True
         thread.join(STARTING)
         listener.close()
