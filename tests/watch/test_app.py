@@ -88,7 +88,7 @@ def test_another_name_for_this_machine_is_refused(runs: Path) -> None:
     """DNS rebinding: a site's own name is made to point to 127.0.0.1, so the browser takes this for that site."""
     page = client(runs)
     for host in ("evil.example", "evil.example:8471", "127.0.0.1.evil.example", "", "localhost@evil.example"):
-        assert page.get("/events", headers={"host": host}).status_code == 403, host
+        assert page.get("/watch.js", headers={"host": host}).status_code == 403, host
     for host in ("localhost:9000", "127.0.0.1", "[::1]:8471", "LOCALHOST"):
         assert page.get("/", headers={"host": host}).status_code == 200, host
 
@@ -105,7 +105,7 @@ def test_another_name_for_this_machine_is_refused(runs: Path) -> None:
     ],
 )
 def test_other_origins_get_nothing(runs: Path, headers: dict[str, str]) -> None:
-    answer = client(runs).get("/events", headers=headers)
+    answer = client(runs).get("/watch.js", headers=headers)
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
 
@@ -122,7 +122,7 @@ def test_a_link_on_another_site_opens_the_page_but_nothing_can_frame_or_embed_it
 
 
 def test_a_refusal_has_the_same_headers(runs: Path) -> None:
-    answer = client(runs).get("/events", headers={"host": "evil.example"})
+    answer = client(runs).get("/watch.js", headers={"host": "evil.example"})
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
