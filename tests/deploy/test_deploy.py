@@ -28,6 +28,7 @@ from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.loop import run
+from fedskew.federation.private import Privacy
 from fedskew.federation.protocol import QuorumLost
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.store import Damaged
@@ -45,7 +46,9 @@ SPLIT = "dirichlet:alpha=0.5,clients=3"
 def experiment(name: str = "scaffold", **changes: Any) -> Experiment:
     method = REGISTRY[name](**REGISTRY[name].quick)
     split = f"public:per_class=5+{SPLIT}" if method.public else SPLIT
-    return replace(Experiment(method=method, split=split, rounds=3, training=Training(batch_size=64)), **changes)
+    privacy = Privacy(min_count=5)  # what `serve` would choose; in one process the default is 1
+    what = Experiment(method=method, split=split, rounds=3, training=Training(batch_size=64), privacy=privacy)
+    return replace(what, **changes)
 
 
 def in_one_process(what: Experiment, folder: Path) -> tuple[Any, list[Any]]:
