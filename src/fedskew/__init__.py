@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from fedskew.experiment.use import Predictions as Predictions
     from fedskew.experiment.use import TrainedModel as TrainedModel
     from fedskew.experiment.use import load as load
+    from fedskew.federation.private import Privacy as Privacy
     from fedskew.federation.protocol import Record as Record
+    from fedskew.federation.robust import Robust as Robust
     from fedskew.methods import *  # noqa: F403  every method by its class name
     from fedskew.methods import REGISTRY as METHODS
 
@@ -68,7 +70,9 @@ _MODULES = {
     "experiment.run": ("Run", "resume", "run"),
     "experiment.run_directory": ("read_run",),
     "experiment.use": ("Predictions", "TrainedModel", "load"),
+    "federation.private": ("Privacy",),
     "federation.protocol": ("Record",),
+    "federation.robust": ("Robust",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["METHODS", *_MODULE_OF]  # and every method by its class name, see `dir(fedskew)`

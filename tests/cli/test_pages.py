@@ -26,7 +26,7 @@ def steps(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow  # exports twice
-@pytest.mark.parametrize(("page", "count"), [("use.md", 10), ("tables.md", 1)])
+@pytest.mark.parametrize(("page", "count"), [("use.md", 10), ("tables.md", 1), ("privacy.md", 4)])
 def test_a_page_runs_from_top_to_bottom(
     page: str, count: int, tmp_path: Path, fedskew: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

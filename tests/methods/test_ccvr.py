@@ -34,21 +34,21 @@ def alone() -> Iterator[None]:
 
 
 def test_moments_pool_without_bias() -> None:
-    """{0, 2} at one client (mean 1, variance 2), {4} at another: together mean 2, variance (4 + 0 + 4) / 2 = 4.
-
-    The clients' biased variance, 1, would give 3.5.
-    """
+    """{0, 2} at one client, {4} at another: sums 2 and 4, squares 4 and 16. Mean 2, variance (20 - 3 * 4) / 2 = 4."""
     y = torch.zeros(2, dtype=torch.int64)
     first, second = class_moments(tensor([[0.0], [2.0]]), y, 2), class_moments(tensor([[4.0]]), y[:1], 2)
     assert first["count"].tolist() == [2.0, 0.0]
-    assert first["covariance"].flatten().tolist() == [2.0, 0.0]
-    assert second["covariance"].flatten().tolist() == [0.0, 0.0]
+    assert (first["total"].flatten().tolist(), first["square"].flatten().tolist()) == ([2.0, 0.0], [4.0, 0.0])
+    assert (second["total"].flatten().tolist(), second["square"].flatten().tolist()) == ([4.0, 0.0], [16.0, 0.0])
     whole = pool_moments([first, second])
     assert whole["count"].tolist() == [3.0, 0.0]
     assert whole["mean"].flatten().tolist() == [2.0, 0.0]
     assert whole["covariance"].flatten().tolist() == [4.0, 0.0]
-    biased = pool_moments([first | {"covariance": first["covariance"] / 2}, second])
-    assert biased["covariance"][0].item() == 3.5
+
+
+def test_a_class_of_one_sample_far_from_zero_has_no_covariance() -> None:
+    one = class_moments(tensor([[1000.1, -3000.7]]), torch.zeros(1, dtype=torch.int64), 1)
+    assert_close(pool_moments([one])["covariance"], torch.zeros(1, 2, 2).double(), atol=1e-8, rtol=0)
 
 
 @settings(max_examples=15, deadline=None)
@@ -115,7 +115,7 @@ def test_clients_send_the_moments_of_the_final_model_s_features_and_do_not_train
     wanted = class_moments(z, site.data.labels, 10)
     assert all(torch.equal(update.payload[MOMENTS][name], wanted[name]) for name in wanted)
     assert state == {}
-    assert records[1].bytes_up == {MOMENTS: 5 * 4 * 10 * (1 + 16 + 256)}
+    assert records[1].bytes_up == {MOMENTS: 5 * 8 * 10 * (1 + 16 + 256)}
 
 
 def test_the_head_is_trained_on_drawn_features_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:

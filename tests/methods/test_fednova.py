@@ -66,6 +66,7 @@ def test_clients_that_take_no_step_leave_the_model_where_it_is() -> None:
     assert w_of(records[0]) == 0.5
 
 
-def test_two_numbers_go_up_beside_the_model() -> None:
+def test_one_number_goes_up_beside_the_direction() -> None:
     records, _ = rounds(digits(FedNova()), 1)
-    assert records[0].bytes_up["steps"] == 5 * 2 * 8
+    assert records[0].bytes_up["steps"] == 5 * 8
+    assert records[0].bytes_up.keys() == {"buffers", "direction", "steps"}

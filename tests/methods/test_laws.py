@@ -22,6 +22,7 @@ from fedskew.federation.wire import decode, digest, encode, layout_of
 from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
+from fedskew.studies.laws import Subject, server_needs_only_sums
 from toys import digits, rounds, same
 
 CONTROLS = {"local", "central", "publiconly"}
@@ -185,6 +186,19 @@ def test_the_docstring_of_its_file_opens_with_the_declared_paper(name: str) -> N
         assert " ".join(title.split()).endswith(f"{kind.paper.title}.")
         assert " ".join(reference.split()) == kind.paper.reference
         assert text
+
+
+@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if kind.sums_only])
+def test_a_server_that_declares_to_need_only_sums_needs_no_more(name: str) -> None:
+    assert server_needs_only_sums(Subject(REGISTRY[name](**REGISTRY[name].quick))) == ""
+
+
+# not ifca: on so few samples all its clients choose one model, whose mean needs only sums
+@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if not kind.sums_only and name != "ifca"])
+def test_a_method_that_declares_to_need_single_models_does(name: str) -> None:
+    """Otherwise it would be refused where only sums are allowed, without a reason."""
+    method = REGISTRY[name](**REGISTRY[name].quick)
+    assert server_needs_only_sums(Subject(method), declared=True) != ""
 
 
 @pytest.mark.slow  # five processes for each method

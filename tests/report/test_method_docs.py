@@ -12,6 +12,7 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.taunorm import TauNorm
 from fedskew.models import build
+from fedskew.report.leaks import LEAKS
 from fedskew.report.method_docs import CLASSES, MODEL, SHAPE, details, entry, fedavg, page
 
 net: Any = build(MODEL, SHAPE, CLASSES, seed=0)
@@ -33,7 +34,7 @@ def test_fedavg_sends_the_model_both_ways_and_keeps_nothing() -> None:
         ("scaffold", WEIGHTS, WEIGHTS, WEIGHTS),
         ("feddyn", 16, 0, WEIGHTS),
         ("feddc", WEIGHTS + 16, WEIGHTS, 2 * WEIGHTS + 8),
-        ("fednova", 0, 16, 0),
+        ("fednova", 0, 8, 0),
         ("moon", 0, 0, WEIGHTS),
         ("fedmr", PROTOTYPES, PROTOTYPES, 0),
         ("fedproto", PROTOTYPES - WEIGHTS, PROTOTYPES - WEIGHTS, WEIGHTS),
@@ -47,6 +48,14 @@ def test_fedavg_sends_the_model_both_ways_and_keeps_nothing() -> None:
 def test_costs_beyond_fedavg_are_those_of_the_equations(name: str, down: int, up: int, keeps: int) -> None:
     one = entry(name)
     assert (one.down, one.up, sum(one.keeps.values())) == (down, up, keeps)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_group_that_leaves_a_site_is_put_into_words(name: str) -> None:
+    """A new group without words would be missing from the page that tells an operator what leaves."""
+    one = entry(name)
+    assert [group for group in one.sends if group not in LEAKS] == []
+    assert ("only sums" in "\n".join(details(one))) == REGISTRY[name].sums_only
 
 
 @pytest.mark.parametrize("name", REGISTRY)

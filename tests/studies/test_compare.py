@@ -114,8 +114,8 @@ def test_the_same_method_in_other_words_is_one_method() -> None:
 
 
 def test_lines_are_sorted_and_differences_are_paired_by_seed() -> None:
-    """FedProx less FedAvg: +10 and +20 points; the mean is 15, the margin 12.7 * 5 = 63.5 points."""
-    table = {"fedavg": (0.5, 0.6), "fedprox": (0.6, 0.8), "fedper": (None, None)}
+    """FedProx less FedAvg: +10, +20 and +30 points; the mean is 20, the margin 4.303 * 10 / sqrt(3) = 24.8 points."""
+    table = {"fedavg": (0.5, 0.6, 0.6), "fedprox": (0.6, 0.8, 0.9), "fedper": (None, None, None)}
     runs = [
         Compared(name, seed, Outcome(a_result(accuracy), [a_record(0, accuracy)]))
         for name, accuracies in table.items()
@@ -127,6 +127,6 @@ def test_lines_are_sorted_and_differences_are_paired_by_seed() -> None:
         ("fedavg", False),
         ("fedper", False),
     ]
-    assert lines[0]["over_baseline"] == pytest.approx(0.15)
-    assert lines[0]["over_baseline_margin"] == pytest.approx(0.635, abs=1e-3)
+    assert lines[0]["over_baseline"] == pytest.approx(0.2)
+    assert lines[0]["over_baseline_margin"] == pytest.approx(0.248, abs=1e-3)
     assert lines[1]["over_baseline"] is lines[2]["over_baseline"] is None

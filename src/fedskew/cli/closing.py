@@ -54,6 +54,14 @@ def print_result(
         f"\n{sent}; clients {result.client_seconds:.1f} s, server {result.server_seconds:.1f} s, "
         f"total {result.seconds:.1f} s"
     )
+    if result.epsilon is not None:
+        table = result.settings["privacy"]
+        screen.print(
+            f"differential privacy of clients: epsilon {result.epsilon:.3g} at delta {table['delta']:g}, clip "
+            f"{table['clip']:g}; it covers the model, not the figures above"
+        )
+    if result.left_out is not None:
+        screen.print(f"robust aggregation left out {percent(result.left_out)} % of clients a round")
     if result.diagnostics is not None:
         found = [f"{figure.words} {figure.text(figure.read(result))}" for figure in DIAGNOSTICS.values()]
         screen.print(f"{', '.join(found)} ({result.diagnostics.clients} clients)")

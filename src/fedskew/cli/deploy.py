@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -195,13 +194,20 @@ def join_command(
         list[str] | None,
         typer.Option(metavar="method=NAMES", help="Serve only these methods, as in method=fedavg,fedcrc; repeatable."),
     ] = None,
+    policy_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--policy", metavar="FILE", help="TOML file of what this site does for a server and what may leave it."
+        ),
+    ] = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(metavar="HASH", help="Agree to the experiment with this fingerprint; repeatable."),
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Longest time for one request; 0 for no limit.")
-    ] = 3600,
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Longest time for one request, default 3600; 0 for no limit."),
+    ] = None,
     fresh_state: Annotated[
         bool, typer.Option("--fresh-state", help="Go on without a state that is missing or damaged.")
     ] = False,
@@ -211,8 +217,9 @@ def join_command(
 ) -> None:
     """Join a run as one site. Its data stay here; updates go to the server."""
     from fedskew.deploy import joining
+    from fedskew.deploy.limits import memory_limit
     from fedskew.deploy.node import Node
-    from fedskew.deploy.policy import parse_allowed
+    from fedskew.deploy.policy import join_policy
     from fedskew.deploy.states import States
     from fedskew.experiment.machine import pick_device
 
@@ -221,7 +228,8 @@ def join_command(
         raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
         name = certs.resolve().name
-    policy = replace(parse_allowed(allow or []), experiments=frozenset(accept or []), seconds=max_seconds)
+    policy = join_policy(policy_file, allow or [], accept or [], max_seconds)
+    memory_limit(policy.memory)
     say = printer(sys.stderr, log_file, f"fedskew: {name}: ")
     loaded = joining.load_own_data(data, data_dir)
     folder = state or Path("fedskew-state") / name

@@ -87,6 +87,7 @@ SETTING_OF = {
     "quorum": "trouble.quorum",
     "diagnose": "evaluation.diagnose",
     "metric": "evaluation.metric",
+    "epsilon": "privacy.epsilon",
 }
 
 
@@ -153,6 +154,18 @@ def stop_rule(text: str | None) -> dict[str, str]:
             f"--stop {text} is invalid: expected patience=10, with figure=... and min_delta=... if wanted."
         )
     return options
+
+
+def robust_rule(text: str | None) -> dict[str, str]:
+    """`median:attackers=2,mixing=nnm` gives the settings of the table `robust`; None gives none."""
+    if text is None:
+        return {}
+    from fedskew.core.settings import parse
+
+    (rule, options), *more = parse(text, "--robust")
+    if more:
+        raise UsageError(f"--robust {text} is invalid: expected one rule, as in median:attackers=2,mixing=nnm.")
+    return {"rule": rule, **options}
 
 
 def seed_list(text: str) -> list[int]:

@@ -39,6 +39,7 @@ from fedskew.cli.options import (
     default_out,
     given_settings,
     read_experiment,
+    robust_rule,
     run_options,
     stop_rule,
 )
@@ -82,8 +83,22 @@ def run_command(
     fault: Annotated[
         str | None,
         typer.Option(
-            metavar="FAULTS", help="Simulated faults, e.g. nan:rate=0.1+die:client=3,round=2; both count from 0."
+            metavar="FAULTS",
+            help="Simulated faults and attacks, e.g. nan:rate=0.1+die:client=3,round=2 (both count from 0), "
+            "signflip:first=2.",
         ),
+    ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Withstand hostile clients: mean, trimmed, median, geometric or krum, as in "
+            "median:attackers=2,mixing=nnm.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(metavar="E", help="Client-level differential privacy: the budget; it decides the noise."),
     ] = None,
     quorum: Quorum = None,
     on_divergence: OnDivergence = None,
@@ -145,7 +160,9 @@ def run_command(
         on_divergence=on_divergence,
         diagnose=diagnose or None,
         metric=metric,
+        epsilon=epsilon,
     )
+    settings |= {f"robust.{key}": value for key, value in robust_rule(robust).items()}
     settings |= {f"stop.{key}": value for key, value in stop_rule(stop).items()}
     if resume is not None:
         settings.pop("rounds", None)  # a run can be given more rounds

@@ -130,6 +130,8 @@ class Method:
     # where it is known to end below FedAvg, and why: a net or a split of the soundness battery, or "everywhere"
     weak_where: ClassVar[Mapping[str, str]] = {}
     public: ClassVar[bool] = False  # whether the server needs a public data set
+    # whether the server needs only sums over clients (of tensors times weights), never one client's own tensors
+    sums_only: ClassVar[bool] = True
     pooled: ClassVar[bool] = False  # whether one client holds the data of all: a control, not federated
 
     def warning(self, training: Training, share: float) -> str:

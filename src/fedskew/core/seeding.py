@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     FAULT = 5  # which simulated clients fail in a round
     DIAGNOSE = 6  # which samples and clients the closing diagnostics look at
     NET = 7  # what a method adds to the initial net
+    PRIVACY = 8  # noise of differential privacy in a simulation
 
 
 def seeded(*key: int) -> torch.Generator:

@@ -43,6 +43,7 @@ class Site:
     fast: bool = True  # False: plain layers and torch.optim, the reference
     device: str = "cpu"
     loss: Loss = plain  # the task's own loss, to which methods add their terms
+    min_count: int = 1  # a class statistic of fewer samples must not leave this site
     spares: list[Any] = field(default_factory=list)  # nets that `frozen` may reuse
     used: int = 0
 

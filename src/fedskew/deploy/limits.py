@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,15 @@ from types import FrameType
 
 class TimeIsUp(BaseException):
     """The work took too long. Not an Exception, so that no `except Exception` inside the work keeps it."""
+
+
+def memory_limit(megabytes: int) -> None:
+    """Let this process have at most so much memory of its own; more raises MemoryError. 0: no limit. Linux only."""
+    if megabytes and sys.platform == "linux":
+        import resource
+
+        most = megabytes << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 @contextmanager

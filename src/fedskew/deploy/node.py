@@ -24,6 +24,7 @@ from fedskew.evaluation.scores import ClientScore
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_directory import versions
+from fedskew.federation.intake import expected_layout
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
 from fedskew.federation.store import Blob, Damaged
 from fedskew.federation.wire import decode_from_peer, digest, encode
@@ -186,7 +187,7 @@ class Node:
         if request.evaluate_round >= 0:
             job = Job("evaluate_client", request.evaluate_round, "evaluate", client, trained=request.base >= 0)
             score = self._perform(world, job, broadcast, state)
-            if isinstance(score, ClientScore):
+            if isinstance(score, ClientScore) and self.policy.counts:
                 answer.shared, answer.personal = plain_score(score.shared), plain_score(score.personal)
                 answer.counts = plain_counts(score) if request.counts else []
         if not request.train:
@@ -194,15 +195,21 @@ class Node:
         if not len(world.train[client]):
             answer.lost = "has no training data"
             return answer, b""
+        if self.policy.groups:  # before it trains, so that no time is spent on what may not leave
+            sent = expected_layout(world.method, world.site(client, request.round, request.stage), broadcast)
+            self.policy.check_groups(group for group, *_ in sent)
         result = self._perform(world, Job("train", request.round, request.stage, client), broadcast, state)
         if isinstance(result, Lost):
             self.notes.append(clean(result.why))
             answer.lost = ": ".join(clean(result.why).split(": ")[:2])  # "failed: TypeError"; the rest may name files
             return answer, b""
         assert isinstance(result, Trained)
+        self.policy.check_groups(group for group, tensors in result.update.payload.items() if tensors)
         self.states.settle(request.run, request.base, request.keep)
         self.states.put(request.run, request.round, result.state)
-        answer.weight, answer.metrics, answer.seconds = result.update.weight, result.update.metrics, result.seconds
+        answer.weight, answer.seconds = result.update.weight, result.seconds
+        allowed = self.policy.metrics
+        answer.metrics = {k: v for k, v in result.update.metrics.items() if allowed is None or k in allowed}
         return answer, encode(result.update.payload)
 
     @staticmethod

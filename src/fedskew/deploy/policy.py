@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from fedskew.core.files import write_atomically
-from fedskew.core.settings import UsageError
+from fedskew.core.settings import UsageError, build
 from fedskew.core.text import clean
+from fedskew.core.training import Count, Natural, NotNegative
 from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.assemble import net_maker
-from fedskew.experiment.config import Experiment, from_dict
+from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
 
@@ -43,19 +44,29 @@ class Policy:
     models: nets in files of this site (my.py:net) that an experiment may name; installed nets need no permission.
     experiments: fingerprints of the experiments it serves, beside those it accepted before. If both this and `methods`
         are empty, the first experiment that a server asks for is accepted, and no other one.
-    seconds: the longest time for one request.
+    seconds: the longest time for one request; 0: no limit.
     epochs, steps, rounds: the largest values of these settings.
     parameters: the largest net.
+    groups: groups of tensors that may leave, such as "parameters" and "prototypes" (see docs/methods.md); empty: any.
+    min_count: the least `privacy.min_count` of an experiment that sends class statistics.
+    metrics: names of the training figures that may leave, such as "loss"; None: all.
+    counts: whether counts of right and wrong predictions on the test samples, by class, may leave.
+    memory: the most memory that `fedskew join` may use, in MB (Linux only); 0: no limit.
     """
 
     methods: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
     experiments: frozenset[str] = frozenset()
-    seconds: float = 3600.0
-    epochs: int = 1000
-    steps: int = 1_000_000
-    rounds: int = 100_000
-    parameters: int = 500_000_000
+    seconds: NotNegative = 3600.0
+    epochs: Count = 1000
+    steps: Count = 1_000_000
+    rounds: Count = 100_000
+    parameters: Count = 500_000_000
+    groups: frozenset[str] = frozenset()
+    min_count: Count = 1
+    metrics: frozenset[str] | None = None
+    counts: bool = True
+    memory: Natural = 0
 
     def check(self, experiment: Experiment) -> None:
         """Raise `Refusal` if an experiment is beyond the limits, apart from its net (see `check_net`)."""
@@ -70,9 +81,18 @@ class Policy:
         ):
             if value > most:
                 raise Refusal(f"{name}={value} is more than the {most} that this site allows")
+        if (least := experiment.privacy.min_count or 1) < self.min_count:
+            raise Refusal(f"privacy.min_count={least} is less than the {self.min_count} that this site requires")
         for name, text in (("model", experiment.model), ("split", experiment.split)):
             if any(len(n) > 6 or int(n) > LARGEST_NUMBER for n in re.findall(r"\d{5,}", str(text))):
                 raise Refusal(f"{name} has a number above {LARGEST_NUMBER}, the most that this site allows")
+
+    def check_groups(self, groups: Iterable[str]) -> None:
+        """Raise `Refusal` if an update has a group of tensors that may not leave."""
+        if self.groups and (others := sorted(set(groups) - self.groups)):
+            raise Refusal(
+                f"updates have {', '.join(others)}; from this site only {', '.join(sorted(self.groups))} leave"
+            )
 
     def check_net(self, experiment: Experiment, data: DataSet) -> None:
         """Raise `Refusal` if the net is too large. It is built without memory for its parameters (device meta)."""
@@ -81,6 +101,15 @@ class Policy:
         size = sum(tensor.numel() for tensor in net.parameters())
         if size > self.parameters:
             raise Refusal(f"the net has {size} parameters, more than the {self.parameters} that this site allows")
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy in a TOML file, whose keys are the fields of `Policy`; UsageError if it is not one."""
+    policy = build(Policy, read_toml(path), f"the policy {path}")
+    for name in policy.methods:
+        if split_text(name) is None:
+            find_method(name)
+    return policy
 
 
 def parse_allowed(texts: Sequence[str]) -> Policy:
@@ -98,6 +127,18 @@ def parse_allowed(texts: Sequence[str]) -> Policy:
                 find_method(name)
             allowed[key].add(name)
     return Policy(methods=frozenset(allowed["method"]), models=frozenset(allowed["model"]))
+
+
+def join_policy(file: Path | None, allow: Sequence[str], accept: Sequence[str], seconds: float | None) -> Policy:
+    """The policy of `fedskew join`: a file, to which --allow and --accept add; --max-seconds takes precedence."""
+    policy, more = read_policy(file) if file is not None else Policy(), parse_allowed(allow)
+    return replace(
+        policy,
+        methods=policy.methods | more.methods,
+        models=policy.models | more.models,
+        experiments=policy.experiments | frozenset(accept),
+        seconds=policy.seconds if seconds is None else seconds,
+    )
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:

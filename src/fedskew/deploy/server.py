@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import write_failure
 from fedskew.experiment.run import BaseRun
-from fedskew.experiment.run_directory import RunDirectory, versions
+from fedskew.experiment.run_directory import RunDirectory, read_settings, versions
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.federation.wire import digest
@@ -39,6 +40,7 @@ from fedskew.federation.world import World
 
 START_SECONDS = 120.0  # time Flower has to start
 DONE_SECONDS = 10.0  # time to wait for the sites at the end of a run
+MIN_COUNT = 5  # privacy.min_count between real sites, unless it is given
 SPOOL = "spool"  # folder of replies that wait for their turn
 
 
@@ -57,7 +59,7 @@ class Served(BaseRun):
         channel: starts the Flower process with a config and a log file; tests replace it.
     """
 
-    trusting = False
+    simulated = trusting = False
 
     def __init__(
         self,
@@ -80,6 +82,9 @@ class Served(BaseRun):
             raise UsageError("evaluation.metric is for simulated runs; between sites predictions are only counted.")
         if experiment.stop.patience:
             raise UsageError("stop is for simulated runs: between sites a round's figures arrive one round later.")
+        if experiment.privacy.min_count is None:
+            least = read_settings(out).privacy.min_count if resume else MIN_COUNT
+            experiment = replace(experiment, privacy=replace(experiment.privacy, min_count=least))
         self.hosting, self.say = hosting, say
         self.own_data = experiment.data == OWN_DATA
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)

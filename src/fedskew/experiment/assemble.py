@@ -81,7 +81,30 @@ class Assembled(Lineup):
 def cohort_size_and_quorum(experiment: Experiment, members: int) -> tuple[int, int]:
     """(clients asked to train in a round, usable updates it needs) if `members` clients may train."""
     size = part_of(experiment.clients_per_round, members, "clients_per_round")
+    if experiment.robust.on:
+        experiment.robust.check(size)
+        if not experiment.method.sums_only:
+            raise UsageError(
+                f"method {experiment.method_name} uses the models of single clients, which robust aggregation hides: "
+                "expected a method whose server needs only sums (`fedskew methods` lists them)."
+            )
+    check_privacy(experiment)
     return size, part_of(experiment.trouble.quorum, size, "quorum")
+
+
+def check_privacy(experiment: Experiment) -> None:
+    """Raise UsageError if the experiment asks for differential privacy that its method cannot have."""
+    if not experiment.privacy.on:
+        return
+    if not experiment.method.sums_only:
+        raise UsageError(
+            f"method {experiment.method_name} uses the models of single clients, so it cannot have differential "
+            "privacy: expected a method whose server needs only sums (`fedskew methods` lists them)."
+        )
+    if experiment.robust.on:
+        raise UsageError("robust aggregation and differential privacy exclude each other: noise needs the plain sum.")
+    if experiment.method.pooled:
+        raise UsageError(f"method {experiment.method_name} trains on all data in one place: no client is protected.")
 
 
 def part_of(value: float | str, total: int, what: str) -> int:
@@ -294,6 +317,7 @@ def world_of(experiment: Experiment, data: DataSet, partition: Partition, parts:
         rounds=len(experiment.method.stages(experiment.rounds)),
         fast=experiment.step == "fast",
         device=device,
+        min_count=experiment.privacy.min_count or 1,
     )
 
 

@@ -19,6 +19,8 @@ from fedskew.core.training import Count, Natural, NotNegative, Rounds, Share, Tr
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.given import as_method, check_data, check_model, method_from, method_table
 from fedskew.experiment.given import method_of as method_of
+from fedskew.federation.private import Privacy
+from fedskew.federation.robust import Robust
 from fedskew.federation.simulate.faults import Fault, parse_faults
 from fedskew.methods._find import name_of
 from fedskew.methods.fedavg import FedAvg
@@ -110,6 +112,8 @@ class Experiment:
     holdout: test samples, validation samples and clients that never train (see `Holdout`).
     evaluation: when and on what the model is evaluated (see `Evaluation`).
     trouble: simulated faults of clients, and how many updates a round needs (see `Trouble`).
+    robust: aggregation that withstands hostile clients (see `Robust`).
+    privacy: what may leave a site, and differential privacy of clients (see `Privacy`).
     stop: early stopping by validation data (see `Stop`).
     on_divergence: what to do with a run whose loss is not finite, or that falls back to chance (see
         federation/divergence.py): "stop" ends it there, "warn" goes on while updates are usable.
@@ -139,6 +143,8 @@ class Experiment:
     holdout: Holdout = field(default_factory=Holdout)
     evaluation: Evaluation = field(default_factory=Evaluation)
     trouble: Trouble = field(default_factory=Trouble)
+    robust: Robust = field(default_factory=Robust)
+    privacy: Privacy = field(default_factory=Privacy)
     on_divergence: Literal["stop", "warn"] = "stop"
     stop: Stop = field(default_factory=Stop)
     step: Literal["fast", "plain"] = "fast"
@@ -170,7 +176,8 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain values, as in TOML.
 
-        An empty `public` or `stop`, on_divergence = "stop" and None are left out.
+        What changes nothing (an empty `public`, `stop`, `robust` or `privacy`, on_divergence = "stop") and None are
+        left out.
         """
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
@@ -180,6 +187,10 @@ class Experiment:
             del plain["public"]
         if self.on_divergence == "stop":  # changes no figure of a run that does not diverge
             del plain["on_divergence"]
+        if self.robust == Robust():
+            del plain["robust"]
+        if self.privacy == Privacy():
+            del plain["privacy"]
         plain["method"] = {"name": self.method_name, **dataclasses.asdict(self.method)}
         if self.stop == Stop():
             del plain["stop"]
@@ -199,6 +210,8 @@ TABLES: dict[str, type[Any]] = {
     "holdout": Holdout,
     "evaluation": Evaluation,
     "trouble": Trouble,
+    "robust": Robust,
+    "privacy": Privacy,
     "stop": Stop,
 }
 

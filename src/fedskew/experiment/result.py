@@ -11,6 +11,7 @@ from fedskew.evaluation.figures import headline, leading_figure
 from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.experiment.config import Experiment
 from fedskew.federation.protocol import Record
+from fedskew.federation.robust import mean_left_out
 
 SCHEMA = 1  # version of the format; increased when a reader of older files would misread a newer one
 
@@ -47,6 +48,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diagnostics: Diagnostics | None = None  # with evaluation.diagnose
     # how skewed the clients are (see skewness.py and data/split/skew.py); empty: not known, as between real sites
     skew: dict[str, float | None] = {}
+    epsilon: float | None = None  # privacy spent, at settings' privacy.delta; None: no differential privacy
+    # mean share of a round's clients that robust aggregation used by less than half as much as others; None: it is off
+    left_out: float | None = None
     stopped: str = ""  # why the run ended before its last round (see `Stop`); "": it did not
     sites: list[str] = []  # names of the clients, in the order of their numbers: sites, or owners of data; []: none
     labels: list[str] = []  # names of the classes, in the order of their numbers; []: an earlier version
@@ -74,6 +78,8 @@ def result_of(experiment: Experiment, records: Sequence[Record], **closing: Any)
         server_seconds=sum(r.server_seconds for r in records),
         seconds=sum(r.seconds for r in records),
         lost=sum(len(r.lost) for r in records),
+        epsilon=last.epsilon,
+        left_out=mean_left_out(r.shares for r in records),
         settings=experiment.as_dict(),
         **closing,
     )

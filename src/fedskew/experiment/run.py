@@ -32,6 +32,7 @@ from fedskew.experiment.tracking import tracked, trackers
 from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.divergence import divergence
 from fedskew.federation.loop import run as run_loop
+from fedskew.federation.private import Plan
 from fedskew.federation.protocol import Diverged, Federation, Record, merge_late
 from fedskew.federation.simulate.simulation import Engine, Simulation
 from fedskew.federation.store import Store
@@ -49,6 +50,7 @@ class BaseRun(ABC):
     A run that diverges ends early, unless `experiment.on_divergence` is "warn". `diverged` says why.
     """
 
+    simulated = True  # whether noise for privacy may follow from the seed
     trusting = True  # whether a round without one finite update ends the run: not if clients may send them on purpose
 
     def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
@@ -110,6 +112,9 @@ class BaseRun(ABC):
         share = lineup.cohort_size / len(lineup.members)
         if warning := self.experiment.method.warning(self.experiment.training, share):
             log.warning(warning)
+        private = self.private_plan(lineup)
+        if private is not None and (warning := private.warning(self.rounds)):
+            log.warning(warning)
         try:
             for record in run_loop(
                 self.experiment.method,
@@ -120,6 +125,8 @@ class BaseRun(ABC):
                 quorum=lineup.quorum,
                 evaluate=partial(is_evaluated, rounds=self.rounds, every=lineup.evaluate_every),
                 start=self.start,
+                robust=self.experiment.robust,
+                private=private,
                 validate=validate,
                 own=own,
                 stop=lambda: bool(self.stopped),
@@ -146,6 +153,11 @@ class BaseRun(ABC):
             self.diverged = self.diverged or why
         if last is not None:
             self._finish(last[1], federation, lineup.world.initial)
+
+    def private_plan(self, lineup: Lineup) -> Plan | None:
+        """Differential privacy of this run; None: there is none."""
+        seed = self.experiment.seed if self.simulated else None
+        return self.experiment.privacy.plan(self.rounds, lineup.cohort_size, len(lineup.members), seed)
 
     def _judged(self, record: Record) -> Record:
         """The record, marked if it is the first that shows that the run diverged."""

@@ -34,8 +34,9 @@ class Intake:
         self.accepted: list[int] = []  # clients whose updates are usable
         self.lost: dict[int, str] = {}  # client -> why its update is not
         self.bytes: dict[str, int] = {}  # of usable updates, by group
-        self.client_seconds = self.waited = self.weight = 0.0
+        self.client_seconds = self.waited = 0.0
         self.sums: dict[str, float] = {}  # of the numbers that updates report, weighted
+        self.weights: dict[str, float] = {}  # of the clients that report them: a site may keep a number to itself
         self.exhausted = False
         self.first = next(self._checked(), None)
         if self.first is None:
@@ -56,7 +57,7 @@ class Intake:
 
     def means(self) -> dict[str, float | None]:
         """Weighted means over clients of the numbers that updates report, such as the training loss."""
-        return {name: total / self.weight for name, total in self.sums.items()} if self.weight else {}
+        return {name: total / self.weights[name] for name, total in self.sums.items() if self.weights[name]}
 
     def _check_quorum(self) -> None:
         if len(self.accepted) < self.quorum:
@@ -84,9 +85,9 @@ class Intake:
             self.accepted.append(reply.client)
             for group, size in size_of(reply.update.payload).items():
                 self.bytes[group] = self.bytes.get(group, 0) + size
-            self.weight += reply.update.weight
             for name, value in reply.update.metrics.items():
                 self.sums[name] = self.sums.get(name, 0.0) + value * reply.update.weight
+                self.weights[name] = self.weights.get(name, 0.0) + reply.update.weight
             yield reply.update
 
 

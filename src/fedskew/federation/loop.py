@@ -14,7 +14,9 @@ from fedskew.core.tensors import Payload
 from fedskew.evaluation.metrics import Metrics, ModelMetrics
 from fedskew.evaluation.scores import score_of
 from fedskew.federation.intake import Intake, expected_layout
+from fedskew.federation.private import Plan, check_layout, private_updates
 from fedskew.federation.protocol import Federation, Record, ServerSite
+from fedskew.federation.robust import Robust, robust_updates
 from fedskew.federation.wire import Layout, size_of
 
 
@@ -28,6 +30,8 @@ def run(
     quorum: int = 1,
     evaluate: Callable[[int], bool] = lambda round: True,
     start: tuple[int, Payload] | None = None,
+    robust: Robust | None = None,
+    private: Plan | None = None,
     validate: Callable[[int, Payload], float | None] | None = None,
     own: Callable[[int, Payload], float | None] | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -43,6 +47,8 @@ def run(
         quorum: usable updates a round needs; with fewer it raises QuorumLost or Diverged.
         evaluate: `evaluate(round)` is whether to evaluate after a round.
         start: (next round, server state) of a run to resume; None starts with `method.init_server`.
+        robust: how updates are aggregated if clients may be hostile; None: as the method does.
+        private: differential privacy of clients; None: no noise is added.
         validate: `validate(round, broadcast)` is a figure on validation data, for `Record.validation`, where the round
             is evaluated; None: there is none.
         own: `own(round, broadcast)` is the user's own figure, for `Metrics.own`; None: there is none.
@@ -60,9 +66,17 @@ def run(
             broadcast = method.broadcast(server)
             if stage not in layouts:
                 layouts[stage] = expected_layout(method, site(round, stage), broadcast)
+                if private is not None:
+                    check_layout(layouts[stage], type(method).__name__)
             asked = cohort(round)
             intake = Intake(federation.train(round, stage, asked, broadcast), layouts[stage], quorum)
-            server = method.aggregate(site(round, stage), server, iter(intake))
+            updates, shares = iter(intake), list[float]()
+            if robust is not None and robust.on:
+                agreed, shares = robust_updates(updates, robust, site(round, stage).rng)
+                updates = iter(agreed)
+            elif private is not None:
+                updates = iter(private_updates(updates, broadcast, private, private.draw(round)))
+            server = method.aggregate(site(round, stage), server, updates)
             intake.finish()
             federation.commit(round, intake.accepted)
             done = time.perf_counter()
@@ -91,6 +105,8 @@ def run(
             metrics=metrics,
             validation=validation,
             before=federation.late_metrics(),
+            shares=dict(zip(intake.accepted, shares, strict=False)),
+            epsilon=private.epsilon(round + 1) if private is not None else None,
             server=server,
         )
 

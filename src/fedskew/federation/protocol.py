@@ -95,6 +95,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     # why the run counts as diverged from this round on (see federation/divergence.py); "": it does not
     diverged: str = ""
     validation: float | None = None  # the figure on validation data that early stopping looks at; None: there is none
+    shares: dict[int, float] = {}  # client -> how much of it is in the robust mean; empty without robust aggregation
+    epsilon: float | None = None  # privacy spent after this round, see federation/private.py; None: no noise was added
     server: Any = None  # the server's state after the round (a Payload); saved in checkpoints, not in records.jsonl
     schema: int = SCHEMA
 
@@ -106,7 +108,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def as_dict(self) -> dict[str, Any]:
         """Everything except the server's state as plain values: a line of records.jsonl."""
         plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, server=None), str_keys=True)
-        left_out = {"server"} | {key for key in ("before", "diverged", "validation") if plain[key] in (None, "")}
+        if_empty = ("before", "diverged", "validation", "shares", "epsilon")
+        left_out = {"server", *(key for key in if_empty if plain[key] in (None, "", {}))}
         return {"number": self.number} | {key: value for key, value in plain.items() if key not in left_out}
 
 

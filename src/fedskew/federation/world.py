@@ -90,6 +90,7 @@ class World:
     fast: bool = True  # False: torch's own layers and optimisers, the reference
     device: str = "cpu"
     loss: Loss = plain  # the loss of the task
+    min_count: int = 1  # a class statistic of fewer samples does not leave a client
 
     @property
     def population(self) -> int:
@@ -147,6 +148,7 @@ class World:
             fast=self.fast,
             device=self.device,
             loss=self.loss,
+            min_count=self.min_count,
             spares=self.spares,
         )
 
@@ -160,10 +162,22 @@ class World:
         """Samples `start` to `end` of the server's test set."""
         return Data(self.x_test, self.y_test, torch.arange(start, end), self.mean, self.std)
 
-    def train_client(self, client: int, round: int, stage: str, broadcast: Payload, state: Payload) -> ClientRound:
-        """Train one client for one round."""
+    def train_client(
+        self,
+        client: int,
+        round: int,
+        stage: str,
+        broadcast: Payload,
+        state: Payload,
+        *,
+        flip_labels: bool = False,
+    ) -> ClientRound:
+        """Train one client for one round. `flip_labels`: on the classes in reverse order, as an attacker might."""
         start = time.perf_counter()
-        update, new_state = self.method.client(self.site(client, round, stage), broadcast, state)
+        site = self.site(client, round, stage)
+        if flip_labels:
+            site.data = replace(site.data, y=self.classes - 1 - site.data.y)
+        update, new_state = self.method.client(site, broadcast, state)
         return ClientRound(update, new_state, time.perf_counter() - start)
 
     def evaluate_client(
@@ -249,6 +263,7 @@ def make_world(
     rounds: int,
     fast: bool = True,
     device: str = "cpu",
+    min_count: int = 1,
 ) -> World:
     """The world of a data set that is split among clients.
 
@@ -276,6 +291,7 @@ def make_world(
         rotation=partition.rotation,
         fast=fast,
         device=device,
+        min_count=min_count,
     )
 
 

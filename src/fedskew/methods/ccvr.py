@@ -2,11 +2,12 @@
 
 Luo, Chen, Hu, Zhang, Liang, Feng. NeurIPS 2021. arXiv:2106.05001
 
-FedAvg, then one more round, `calibrate`. For every class c, client i sends its number of samples N_ic, and the mean
-mu_ic and unbiased covariance S_ic of their features under the final global body. The server computes:
-    Eq. 3: mu_c = sum_i N_ic mu_ic / N_c,  N_c = sum_i N_ic
-    Eq. 4: S_c  = sum_i (N_ic - 1) / (N_c - 1) S_ic + sum_i N_ic / (N_c - 1) mu_ic mu_ic^T - N_c / (N_c - 1) mu_c mu_c^T
+FedAvg, then one more round, `calibrate`. For every class c, client i sends its number of samples N_ic, and the sums of
+z and of z z^T over their features z under the final global body. The server computes:
+    Eq. 3: mu_c = sum_i sum z / N_c,  N_c = sum_i N_ic
+    Eq. 4: S_c  = (sum_i sum z z^T - N_c mu_c mu_c^T) / (N_c - 1)
     Alg. 1: draws `each` features of every class from N(mu_c, S_c) and trains the head on them, from its present values
+Departure: sums are sent, not each client's mean and covariance (Eq. 3 and 4 have the same values).
 Departure: the moments are of that round's cohort (the paper: of all clients); a class that none of it has is not drawn.
 Departure: a class of one sample has S = 0; directions of negative variance, a rounding error, are left out.
 Departure: number of features, epochs and learning rate of this step are ours; the paper's are not known to us.
@@ -25,29 +26,28 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, Positive
-from fedskew.methods._shared.prototypes import class_means
+from fedskew.methods._shared.prototypes import enough
 
 MOMENTS = "moments"  # group of the payload
 CALIBRATE = "calibrate"  # stage of the last round
 
 
 def class_moments(z: Tensor, y: Tensor, classes: int) -> Tensors:
-    """Number of samples, mean and unbiased covariance of each class; zeros for a class without samples."""
-    z, means = z.double(), class_means(z.double(), y, classes)
-    x = z - means["mean"][y]
-    scatter = torch.stack([x[y == c].T @ x[y == c] for c in range(classes)])
-    covariance = scatter / (means["count"] - 1).clamp(min=1)[:, None, None]
-    return Tensors(count=means["count"], mean=means["mean"].float(), covariance=covariance.float())
+    """Of each class: number of samples, sum of z and sum of z z^T; zeros for a class without samples.
+
+    In double precision: a covariance is the small difference of two of them.
+    """
+    z, count = z.double(), torch.bincount(y, minlength=classes)
+    total = torch.zeros(classes, z.shape[1], dtype=torch.float64).index_add_(0, y, z)
+    square = torch.stack([z[y == c].T @ z[y == c] for c in range(classes)])
+    return Tensors(count=count.double(), total=total, square=square)
 
 
 def pool_moments(parts: Iterable[Tensors]) -> Tensors:
-    """Eq. 3 and 4: the moments over a stream of clients, in double precision."""
+    """Eq. 3 and 4: number of samples, mean and unbiased covariance of each class over a stream of clients."""
     N = total = square = torch.zeros((), dtype=torch.float64)
     for part in parts:
-        n, mu = part["count"].double(), part["mean"].double()
-        N, total = N + n, total + n[:, None] * mu
-        outer = n[:, None, None] * mu[:, :, None] * mu[:, None, :]
-        square = square + (n - 1).clamp(min=0)[:, None, None] * part["covariance"] + outer
+        N, total, square = N + part["count"], total + part["total"], square + part["square"]
     mean = total / N.clamp(min=1)[:, None]
     covariance = (square - N[:, None, None] * mean[:, :, None] * mean[:, None, :]) / (N - 1).clamp(min=1)[:, None, None]
     return Tensors(count=N, mean=mean, covariance=covariance)
@@ -91,12 +91,15 @@ class CCVR(Method):
             return super().client(site, broadcast, state)
         site.load(broadcast, state)
         moments = class_moments(site.infer(site.net.body), site.data.labels, site.classes)
-        return Update({MOMENTS: moments}, float(len(site.data))), state
+        return Update({MOMENTS: enough(moments, site.min_count)}, float(len(site.data))), state
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         if site.stage != CALIBRATE:
             return super().aggregate(site, server, updates)
-        z, y = sample_features(pool_moments(update.payload[MOMENTS] for update in updates), self.each, site.rng)
+        moments = pool_moments(update.payload[MOMENTS] for update in updates)
+        if not moments["count"].any():  # no client has enough samples of any class
+            return server
+        z, y = sample_features(moments, self.each, site.rng)
         training = replace(site.training, lr=self.lr or site.training.lr, augment="")
         heads = replace(site, training=training).head_only(Data(z, y, torch.arange(len(y))))
         heads.load(server)

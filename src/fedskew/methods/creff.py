@@ -29,7 +29,7 @@ from fedskew.core.site import Site, copied
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, Positive, Training
 from fedskew.methods._shared.heads import HEAD, TRAINED, as_trained, deploy_head
-from fedskew.methods._shared.prototypes import PrototypeMean
+from fedskew.methods._shared.prototypes import PrototypeMean, enough
 
 FEATURES, GRADIENTS = "features", "gradients"  # groups of the payload
 EPSILON = 1e-6  # of the authors' code: a row of zeros has cosine 0
@@ -125,7 +125,7 @@ class CReFF(Method):
         site.load(broadcast, state)
         g = gradients(site.infer(site.net.body), site.data.labels, head_of(broadcast))
         update, state = super().client(site, as_trained(broadcast), state)
-        return update.plus(**{GRADIENTS: g}), state
+        return update.plus(**{GRADIENTS: enough(g, site.min_count)}), state
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         if not self.per_class:

@@ -68,6 +68,7 @@ class FedBE(Method):
         link="arXiv:2009.01974",
     )
     terms_off = {"epochs": 0}
+    sums_only = False
     quick = {"M": 2, "epochs": 2}
     public = True
 

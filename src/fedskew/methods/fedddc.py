@@ -96,6 +96,7 @@ class FedDDC(Method):
         link="doi:10.1631/FITEE.2300284",
     )
     terms_off = {"J": 0}
+    sums_only = False
     quick = {"I": 3, "J": 3}
     public = True
 

@@ -40,6 +40,7 @@ class FedDF(Method):
         link="arXiv:2006.07242",
     )
     terms_off = {"steps": 0}
+    sums_only = False
     quick = {"steps": 3}
     public = True
 

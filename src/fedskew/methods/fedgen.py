@@ -38,6 +38,7 @@ from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Training
 from fedskew.methods._shared.generators import GENERATOR, Generator, generator_from, new_generator, values_of
+from fedskew.methods._shared.prototypes import enough
 
 LABELS = "labels"  # group of the payload
 DECAY = 0.98  # factor per round of alpha, beta and the generator's lr
@@ -74,6 +75,7 @@ class FedGen(Method):
         link="arXiv:2105.10056",
     )
     terms_off = {"alpha": 0.0, "beta": 0.0}
+    sums_only = False
     quick = {"iterations": 3}
 
     alpha: NotNegative = setting(
@@ -144,7 +146,7 @@ class FedGen(Method):
         if not self.on:
             return update, kept
         count = torch.bincount(site.data.labels, minlength=site.classes).float()
-        return update.plus(**{LABELS: Tensors(count=count)}), kept
+        return update.plus(**{LABELS: enough(Tensors(count=count), site.min_count)}), kept
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
         heads, counts = list[Tensors](), list[Tensor]()
@@ -157,11 +159,9 @@ class FedGen(Method):
                 yield update
 
         averaged = super().aggregate(site, server, noted())
-        return (
-            averaged | {GENERATOR: self.train_generator(site, server, heads, torch.stack(counts))}
-            if heads
-            else averaged
-        )
+        if not any(count.any() for count in counts):  # off, or no client has enough samples of any class
+            return averaged
+        return averaged | {GENERATOR: self.train_generator(site, server, heads, torch.stack(counts))}
 
     def train_generator(self, site: Site, server: Payload, heads: list[Tensors], counts: Tensor) -> Tensors:
         """The parameters and buffers of the next G; counts [clients, C]."""

@@ -65,6 +65,7 @@ class FEDIC(Method):
         link="arXiv:2205.00172",
     )
     terms_off = {"distil_steps": 0}
+    sums_only = False
     quick = {"steps": 3, "distil_steps": 3}
     public = True
 

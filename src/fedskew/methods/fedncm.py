@@ -23,6 +23,7 @@ from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.methods._shared.heads import HEAD
+from fedskew.methods._shared.prototypes import enough
 
 SUMS = "class_sums"  # group of the payload: S and n
 SENT = "sent"  # group of a client's state: that it has sent its sums
@@ -70,6 +71,7 @@ class FedNCM(Method):
             site.load()
             sums["total"].index_add_(0, site.data.labels, site.infer(site.net.body).double())
             sums["count"] += torch.bincount(site.data.labels, minlength=site.classes)
+            sums = enough(sums, site.min_count)
         return Update({SUMS: sums}, float(len(site.data))), state | {SENT: Tensors(done=torch.ones(()))}
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:

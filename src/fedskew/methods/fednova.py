@@ -10,21 +10,24 @@ Normalised averaging, with |a_i| the effective number of local steps, p_i = n_i 
     tau_eff = sum_i p_i |a_i|, with mu > 0: sum_i p_i K_i (as in the authors' code)
 Departure: with both momentum and mu, |a_i| is that of the combined recursion (the authors' code counts both).
 Departure: no server momentum.
+A client sends d_i (the group `direction`) and its tau_i, not its model: the server needs only their sums.
 Buffers (batch-norm statistics) are not rescaled: weighted mean.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedskew.core.fit import fit
-from fedskew.core.method import MODEL, Meant, Method, Paper, Update, mean_of, overlay
+from fedskew.core.method import Meant, Method, Paper, Update, mean_of, overlay
 from fedskew.core.settings import setting
 from fedskew.core.site import Loss, Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import NotNegative
 from fedskew.methods._shared.control_variates import effective_steps, is_sgd, tethered
+
+DIRECTION, STEPS = "direction", "steps"  # groups of the payload: d_i, and tau_i
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,15 @@ class FedNova(Method):
         site.load(broadcast, state)
         done = fit(site, self.objective(site, broadcast, state))
         a = effective_steps(done.steps, site.training.momentum, site.training.lr * self.mu)
-        steps = {"a": a, "tau": float(done.steps) if self.mu else a}
-        counts = Tensors({name: torch.tensor(value, dtype=torch.float64) for name, value in steps.items()})
-        return self.report(site, {"loss": done.loss}).plus(steps=counts), state | site.keeps(self.personal)
+        update, x = self.report(site, {"loss": done.loss}), broadcast["parameters"]
+        y = update.payload["parameters"]
+        sent = {group: tensors for group, tensors in update.payload.items() if group != "parameters"}
+        sent[DIRECTION] = (x.like(y) - y) / (a or 1.0)  # a client that took no step has not moved
+        sent[STEPS] = Tensors(tau=torch.tensor(float(done.steps) if self.mu else a, dtype=torch.float64))
+        return replace(update, payload=sent), state | site.keeps(self.personal)
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        x = server["parameters"]
-
-        def normalised(update: Update) -> Update:
-            a = float(update.payload["steps"]["a"]) or 1.0  # a client that took no step has not moved
-            return update.plus(parameters=(x - update.payload["parameters"]) / a)
-
-        fresh = mean_of(map(normalised, updates), groups=(*MODEL, "steps"))
-        tau_eff = float(fresh.pop("steps")["tau"])
-        fresh["parameters"] = x - fresh["parameters"] * tau_eff
+        fresh = mean_of(updates, groups=("buffers", DIRECTION, STEPS))
+        tau_eff, d = float(fresh.pop(STEPS)["tau"]), fresh.pop(DIRECTION)
+        fresh["parameters"] = server["parameters"].like(d) - d * tau_eff
         return server | overlay(server, fresh)

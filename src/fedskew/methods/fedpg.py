@@ -60,7 +60,14 @@ from fedskew.methods._shared.generators import (
     values_of,
     virtual_set,
 )
-from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means, no_prototypes, some_of_each
+from fedskew.methods._shared.prototypes import (
+    GROUP,
+    PrototypeMean,
+    class_means,
+    enough,
+    no_prototypes,
+    some_of_each,
+)
 from fedskew.methods._shared.virtual import (
     contrast_to_virtual,
     endless_batches,
@@ -243,6 +250,7 @@ class FedPG(Method):
         """Eq. 4; `count` is 1 for a class that the client has."""
         few = site.data.part(some_of_each(site.data.labels, self.m, site.rng))
         own = class_means(site.infer(site.net.body, few), few.labels, site.classes)
+        own = enough(own, site.min_count)
         return own | {"count": (own["count"] > 0).float()}
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:

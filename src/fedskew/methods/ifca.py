@@ -59,6 +59,7 @@ class IFCA(Method):
         link="arXiv:2006.04088",
     )
     terms_off = {"clusters": 1}
+    sums_only = False
     has_global = False
 
     clusters: Annotated[int, Meta(ge=1, le=64)] = setting(

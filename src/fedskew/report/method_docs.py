@@ -16,6 +16,7 @@ from fedskew.experiment.costs import Costs, Sizes, extra_bytes, measure_costs
 from fedskew.methods import REGISTRY
 from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
+from fedskew.report.leaks import ALWAYS, leaks_of, sight
 
 MODEL, SHAPE, CLASSES = "simple-cnn", (1, 28, 28), 10  # what the bytes are stated for
 
@@ -47,6 +48,8 @@ class MethodEntry:
     has_global: bool
     has_personal: bool
     public: bool
+    sends: list[str]  # groups of an update, those of all stages
+    sums_only: bool  # whether the server needs only sums over clients
     weak_where: dict[str, str]  # see Method.weak_where
     meant: list[str]  # conditions on runs that it was made for, each one sentence
 
@@ -79,6 +82,8 @@ def entry(name: str) -> MethodEntry:
         has_global=kind.has_global,
         has_personal=bool(kind.personal) or kind.personalise is not Method.personalise or "parameters" in costs.client,
         public=kind.public,
+        sends=list(dict.fromkeys([*costs.up, *(group for _, up in costs.once.values() for group in up)])),
+        sums_only=kind.sums_only,
         weak_where=dict(kind.weak_where),
         meant=[f"Meant for {each.words}: {each.why}." for each in kind.meant],
     )
@@ -106,10 +111,11 @@ def row(one: MethodEntry) -> list[str]:
     """The cells of a method in the overview, in the order of COLUMNS."""
     up = numbers(one.up) + "".join(f", {numbers(size)} once" for size in one.once.values())
     keeps = numbers(sum(one.keeps.values())).lstrip("+")
-    return [one.name, one.summary, numbers(one.down), up, keeps, one.models, "yes" if one.public else "-"]
+    public, sees = "yes" if one.public else "-", sight(one.sums_only)
+    return [one.name, one.summary, numbers(one.down), up, keeps, one.models, public, sees]
 
 
-COLUMNS = ["name", "what it does", "down", "up", "a client keeps", "models", "public data"]
+COLUMNS = ["name", "what it does", "down", "up", "a client keeps", "models", "public data", "server sees"]
 
 
 def footnote() -> str:
@@ -140,7 +146,16 @@ def details(one: MethodEntry) -> list[str]:
         lines += [f"    default: {setting.source}"] if setting.source else []
     for group, size in one.keeps.items():
         lines.append(f"A client keeps {group}: {numbers(size).lstrip('+')} bytes.")
-    return lines + weaknesses(one)
+    lines += ["What leaves a site (to the server):"]
+    lines += [f"  {group}: {leak.what}. Can reveal: {leak.reveals}." for group, leak in leaks_of(one.sends).items()]
+    return [*lines, f"  {needs(one)}", *weaknesses(one)]
+
+
+def needs(one: MethodEntry) -> str:
+    """One sentence: what the server must see of single clients."""
+    if one.sums_only:
+        return "The server needs only sums over clients."
+    return "The server needs each client's tensors: sums over clients are not enough."
 
 
 def weaknesses(one: MethodEntry) -> list[str]:
@@ -162,11 +177,16 @@ def page() -> str:
         *("|" + "|".join([f"[{one.name}](#{one.name})", *row(one)[1:]]) + "|" for one in entries),
         "",
         footnote(),
+        "",
+        f"What leaves a site is in the section of each method. {ALWAYS} See [privacy](privacy.md).",
     ]
     for one in entries:
         lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
         lines += [one.summary, *one.meant, "", "```", one.text, "```"]
         lines += [line for weakness in weaknesses(one) for line in ("", weakness)]
+        lines += ["", f"What leaves a site, to the server, with the defaults. {needs(one)}", ""]
+        lines += ["|group|what it is|what it can reveal|", "|---|---|---|"]
+        lines += [f"|{group}|{leak.what}|{leak.reveals}|" for group, leak in leaks_of(one.sends).items()]
         if one.settings:
             lines += ["", "|setting|default|meaning|source of default|", "|---|---|---|---|"]
         for name, setting in one.settings.items():

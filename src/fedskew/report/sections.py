@@ -50,7 +50,7 @@ def add_section(
     add_outcome(page, group, names)
     add_confusion(page, group, names)
     if setting is not None:
-        add_split(page, setting, names, clients)
+        add_split(page, group, setting, names, clients)
     else:
         page.add_text(f"Split and drift are left out: {missing}", "soft")
     add_clients(page, group, names, clients, setting)
@@ -92,13 +92,19 @@ def client_names(group: Group, setting: Assembled | None) -> list[str]:
     return [known[c] if c < len(known) else str(c) for c in range(count)]
 
 
-def add_split(page: Page, setting: Assembled, names: Sequence[str], clients: Sequence[str]) -> None:
-    """The samples of each client by class, and how skewed they are."""
+def add_split(page: Page, group: Group, setting: Assembled, names: Sequence[str], clients: Sequence[str]) -> None:
+    """The samples of each client by class, and how skewed they are, in the field's words."""
     found = skew(setting.partition, setting.data.y_train, setting.data.classes)
     page.add_chart(charts.split(found.table, names, clients[: len(found.table)]))
+    recorded = group.first.result.skew if group.first.result is not None else {}
+    features = recorded.get("features")
     page.add_text(
-        f"Distance to the global mix of classes {found.mean_distance:.2f} on average (0 equal, 1 disjoint); "
-        f"{found.sizes.min():,} to {found.sizes.max():,} samples per client.",
+        f"Mean distance of a client's mix of classes to the global mix (0 equal, 1 disjoint): total variation "
+        f"{found.mean_distance:.2f}, Hellinger {found.mean_hellinger:.2f}, Jensen-Shannon "
+        f"{found.mean_jensen_shannon:.2f}. Effective classes per client {found.mean_effective:.1f} of {len(names)}, "
+        f"{100 * found.empty:.0f} % of (client, class) cells empty. {found.sizes.min():,} to {found.sizes.max():,} "
+        f"samples per client, Gini {found.gini:.2f}; imbalance factor {found.imbalance:.1f}"
+        + (f"; feature skew {features:.2f}." if features is not None else "."),
         "soft",
     )
 

@@ -18,7 +18,7 @@ import torch
 from fedskew.core.files import sha256
 from fedskew.core.method import Method, Update
 from fedskew.core.settings import UsageError, build
-from fedskew.core.tensors import Payload
+from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
@@ -89,14 +89,16 @@ def equal(a: Payload, b: Payload) -> bool:
     )
 
 
-def one_round(world: World, server: Payload, states: dict[int, Payload], round: int) -> tuple[Payload, list[Update]]:
+def one_round(
+    world: World, server: Payload, states: dict[int, Payload], round: int, stage: str = "train"
+) -> tuple[Payload, list[Update]]:
     """One round with all clients, hook by hook; `states` is filled."""
     method, updates = world.method, []
     broadcast = method.broadcast(server)
     for client in range(world.population):
-        update, states[client] = method.client(world.site(client, round, "train"), broadcast, states.get(client, {}))
+        update, states[client] = method.client(world.site(client, round, stage), broadcast, states.get(client, {}))
         updates.append(update)
-    return method.aggregate(world.server_site(round, "train"), server, iter(updates)), updates
+    return method.aggregate(world.server_site(round, stage), server, iter(updates)), updates
 
 
 def is_a_plain_value(subject: Subject) -> str:
@@ -186,6 +188,52 @@ def terms_off_is_fedavg(subject: Subject) -> str | None:
     return "" if same else f"with {off} its model is not FedAvg's"
 
 
+def server_needs_only_sums(subject: Subject, *, declared: bool | None = None) -> str | None:
+    """If it declares `sums_only`, its server learns nothing from a client that a sum over clients would not tell.
+
+    Every entry of every tensor is permuted among clients of equal weight, so that no client's own tensor survives but
+    all sums do: the server's next state must be the same bit for bit. Values are rounded before: sums are exact then.
+    `declared` takes the place of the method's declaration; None: as the method says.
+    """
+    if not (subject.method.sums_only if declared is None else declared):
+        return None
+    world = subject.world()
+    method, states = world.method, dict[int, Payload]()
+    server, rng = method.init_server(world.server_site(0, "init")), torch.Generator().manual_seed(0)
+    for round, stage in enumerate(dict.fromkeys(method.stages(ROUNDS))):
+        server, updates = one_round(world, server, states, round, stage)
+        plain = [dataclasses.replace(update, weight=1.0, payload=_rounded(update.payload)) for update in updates]
+        mixed = _permuted([update.payload for update in plain], rng)
+        others = [dataclasses.replace(update, payload=payload) for update, payload in zip(plain, mixed, strict=True)]
+        a, b = (method.aggregate(world.server_site(round, stage), server, iter(sent)) for sent in (plain, others))
+        if not equal(a, b):
+            return "the server's state depends on single clients' tensors: declare sums_only = False"
+    return ""
+
+
+def _rounded(payload: Payload) -> Payload:
+    """Floating-point values as multiples of 1/256; counts of samples, by which others are weighted, as ones."""
+
+    def value(name: str, t: torch.Tensor) -> torch.Tensor:
+        if not t.is_floating_point():
+            return t
+        return torch.ones_like(t) if name == "count" else (t * 256).round() / 256
+
+    return {group: Tensors({name: value(name, t) for name, t in ts.items()}) for group, ts in payload.items()}
+
+
+def _permuted(payloads: Sequence[Payload], rng: torch.Generator) -> list[Payload]:
+    """The payloads with each entry of each tensor permuted among them."""
+    made: list[Payload] = [{group: Tensors(tensors) for group, tensors in payload.items()} for payload in payloads]
+    for group, tensors in payloads[0].items():
+        for name in tensors:
+            stacked = torch.stack([payload[group][name] for payload in payloads])
+            order = torch.rand(stacked.shape, generator=rng).argsort(0)
+            for payload, t in zip(made, stacked.gather(0, order), strict=True):
+                payload[group][name] = t
+    return made
+
+
 def any_number_of_workers(subject: Subject) -> str:
     """One process and two worker processes give the same bits."""
     found = set()
@@ -208,6 +256,7 @@ LAWS: dict[str, Callable[[Subject], str | None]] = {
         clients_may_be_absent,
         every_batch_norm_policy_works,
         terms_off_is_fedavg,
+        server_needs_only_sums,
         any_number_of_workers,
     )
 }

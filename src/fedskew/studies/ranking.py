@@ -19,6 +19,7 @@ from fedskew.evaluation.metrics import Metrics
 
 BASELINE = "fedavg"
 LEVEL = 0.95  # of intervals
+FEWEST = 3  # seeds for an interval: two that happen to agree would make it as narrow as one likes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Difference:
     """A method less the baseline, over the seeds that both finished. In the figure's own unit."""
 
     mean: float
-    margin: float | None  # half the width of the 95 % interval of the paired differences; None: one seed
+    margin: float | None  # half the width of the 95 % interval of the paired differences; None: too few seeds
     strict: float | None  # the same where the interval allows for the number of methods that are compared
     seeds: int
 
@@ -62,12 +63,12 @@ class Standing:
 
 
 def margin(differences: Sequence[float], level: float = LEVEL) -> float | None:
-    """Half the width of the t interval of the mean of paired differences; None with fewer than two.
+    """Half the width of the t interval of the mean of paired differences; None with fewer than three.
 
     >>> round(margin([1.0, 2.0, 3.0]), 3)  # 4.303 (t, 2 degrees of freedom) * 1 / sqrt(3)
     2.484
     """
-    if len(differences) < 2:
+    if len(differences) < FEWEST:
         return None
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     return float(stats.t.ppf(0.5 + level / 2, len(differences) - 1)) * error
@@ -139,8 +140,8 @@ def finding(standings: Sequence[Standing], figure: Figure, baseline: str | None)
     if first.over.margin is None:
         side = "ahead of" if better else "behind" if first.over.mean else "level with"
         return (
-            f"{lead} ends {side} {baseline} by {gap} of {what} ({where}) {over_seeds}. One seed cannot tell a "
-            "difference from luck: compare with several, as in --seeds 0-4."
+            f"{lead} ends {side} {baseline} by {gap} of {what} ({where}) {over_seeds}. Fewer than {FEWEST} seeds "
+            "cannot tell a difference from luck: compare with more, as in --seeds 0-4."
         )
     if first.over.strictly_certain and better:
         return f"{lead} is ahead of {baseline} by {gap} of {what} ({where}) {over_seeds}."

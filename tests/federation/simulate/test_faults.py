@@ -1,12 +1,14 @@
 """Faults on purpose: whatever one client does, the round is what it would have been without it."""
 
+from typing import get_args
+
 import pytest
 
 from fedskew.core.files import sha256
 from fedskew.core.settings import UsageError
 from fedskew.federation.loop import run
 from fedskew.federation.protocol import Record
-from fedskew.federation.simulate.faults import KINDS, Fault, fault_at, parse_faults
+from fedskew.federation.simulate.faults import KINDS, Attack, Fault, fault_at, parse_faults
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import digest
 from fedskew.methods.scaffold import SCAFFOLD
@@ -29,7 +31,7 @@ def rounds(faults: str, cohorts: list[list[int]]) -> tuple[list[Record], Simulat
     return list(run(world.method, simulation, world.server_site, 3, lambda r: cohorts[r])), simulation
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in get_args(Attack)])
 def test_a_faulty_client_is_named_and_nothing_else_is_lost(kind: str) -> None:
     """Server, every client's state (the faulty one's included: it stays as it was) and metrics, bit for bit."""
     everyone = [0, 1, 2, 3, 4]
@@ -46,7 +48,7 @@ def test_faults_are_drawn_by_seed_client_and_round() -> None:
     fault = (Fault("drop", 0.3),)
     drawn = [fault_at(fault, 0, client, round) for client in range(50) for round in range(20)]
     assert drawn == [fault_at(fault, 0, client, round) for client in range(50) for round in range(20)]
-    assert 0.25 < sum(kind == "drop" for kind in drawn) / len(drawn) < 0.35
+    assert 0.25 < sum(one is not None for one in drawn) / len(drawn) < 0.35
     assert drawn != [fault_at(fault, 1, client, round) for client in range(50) for round in range(20)]
 
 

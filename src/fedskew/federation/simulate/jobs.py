@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedskew.core.method import Update
+from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.tensors import Payload
 from fedskew.evaluation.scores import ClientScore, Score, Together
-from fedskew.federation.simulate.faults import Kind, corrupt
+from fedskew.federation.simulate.faults import KINDS, Fault, spoiled
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode
 from fedskew.federation.world import World
@@ -34,13 +35,18 @@ class Job:
     item: int
     weight: int = 0  # how much work it is, in samples; large jobs start first
     trained: bool = False  # for evaluate_client and validate_client: whether this client ever trained
-    fault: Kind | None = None  # a fault to simulate; None: none
+    fault: Fault | None = None  # a fault to simulate; None: none
     clients: tuple[int, ...] = ()  # for evaluate_together: the clients
 
     @property
     def needs_state(self) -> bool:
         """Whether the job needs the client's state."""
         return self.kind in ("train", "evaluate_client", "validate_client")
+
+    @property
+    def dies(self) -> bool:
+        """Whether the process that performs the job is to be killed."""
+        return self.fault is not None and self.fault.kind == "die"
 
 
 class Lost(NamedTuple):
@@ -75,13 +81,18 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
             return world.evaluate_client(
                 job.item, job.round, broadcast, decode_state(state), job.trained, validation=validation
             )
-        if job.fault == "raise":
+        kind = job.fault.kind if job.fault is not None else ""
+        if kind == "raise":
             raise RuntimeError("a simulated fault")
-        done = world.train_client(job.item, job.round, job.stage, broadcast, decode_state(state))
+        flip = kind == "labels"
+        done = world.train_client(job.item, job.round, job.stage, broadcast, decode_state(state), flip_labels=flip)
     except Exception as error:
         log.info("client %d failed in round %d", job.item, job.round, exc_info=True)
         return Lost(f"failed: {type(error).__name__}: {error}")
-    update = done.update if job.fault not in ("nan", "inf", "shape") else corrupt(done.update, job.fault)
+    update = done.update
+    if job.fault is not None:
+        key = (world.seed, Purpose.FAULT, job.item + 1, job.round, KINDS.index(job.fault.kind), 1)
+        update = spoiled(update, job.fault, broadcast, seeded(*key))
     return Trained(update, encode(done.state) if done.state else b"", done.seconds)
 
 

@@ -144,7 +144,7 @@ class Workers:
 
     def _perform_here(self, job: Job, broadcast: Payload, state: Callable[[int], Blob]) -> Result:
         self.performed["here"] += 1
-        if job.fault == "die":
+        if job.dies:
             return Lost(DIED_TWICE)
         return perform(self.world, job, broadcast, state(job.item) if job.needs_state else b"")
 

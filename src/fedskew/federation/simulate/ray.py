@@ -76,7 +76,7 @@ class RayWorker:
         self, references: list[Any], job: Job, version: int, broadcast: Bytes, state: bytes
     ) -> PackedUpdate | Result:
         """Perform one job. `version` numbers the broadcasts, so that each is decoded once."""
-        if job.fault == "die":
+        if job.dies:
             die()
         if self.current[0] != version:
             self.current = (version, decode(broadcast.data))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -11,7 +11,7 @@ from fedskew.evaluation.metrics import ClientRow, Metrics
 from fedskew.evaluation.scores import BATCH, ClientScore, Score, Together, thirds
 from fedskew.evaluation.summary import Summary
 from fedskew.federation.protocol import Reply
-from fedskew.federation.simulate.faults import Fault, fault_at
+from fedskew.federation.simulate.faults import Fault, colluding, fault_at
 from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, decode_state, perform
 from fedskew.federation.simulate.processes import Workers
 from fedskew.federation.simulate.ray import Actors
@@ -102,18 +102,22 @@ class Simulation:
     def train(self, round: int, stage: str, cohort: Sequence[int], broadcast: Payload) -> Iterator[Reply]:
         self.store.discard()  # states of a round that was abandoned
         fault = {client: fault_at(self.faults, self.world.seed, client, round) for client in cohort}
-        if cohort and all(kind == "drop" for kind in fault.values()):
+        if cohort and all(one is not None and one.kind == "drop" for one in fault.values()):
             fault[cohort[0]] = None  # at least one client always answers
         absent = {"drop": "dropped out", "straggle": "answered too late"}
-        why = {c: "has no training data" if not self.sizes[c] else absent.get(fault[c] or "", "") for c in cohort}
+        kinds = {c: one.kind if one is not None else "" for c, one in fault.items()}
+        why = {c: "has no training data" if not self.sizes[c] else absent.get(kinds[c], "") for c in cohort}
         present = [c for c in cohort if not why[c]]
+        colluders = [c for c in present if kinds[c] == "alie"]
+        present = colluders + [c for c in present if c not in colluders]
         jobs = [Job("train", round, stage, c, self.sizes[c], fault=fault[c]) for c in present]
         results = self._map(jobs, broadcast)
+        together = self._collude(dict(zip(colluders, results, strict=False)), fault)
         for client in cohort:
             if why[client]:
                 yield Reply(client, None, why[client])
                 continue
-            result = next(results)
+            result = together[client] if client in together else next(results)
             if isinstance(result, Trained):
                 self.store.stage(client, round, result.state)
                 self.client_seconds += result.seconds
@@ -121,6 +125,17 @@ class Simulation:
             else:
                 assert isinstance(result, Lost)
                 yield Reply(client, None, result.why)
+
+    @staticmethod
+    def _collude(results: Mapping[int, Result], faults: Mapping[int, Fault | None]) -> dict[int, Result]:
+        """The results of clients that attack together, which know each other's updates before they send theirs."""
+        trained = {client: result for client, result in results.items() if isinstance(result, Trained)}
+        fault = next((faults[client] for client in trained), None)
+        if fault is None:
+            return dict(results)
+        sent = colluding([result.update for result in trained.values()], fault)
+        changed = {c: r._replace(update=update) for (c, r), update in zip(trained.items(), sent, strict=True)}
+        return {**results, **changed}
 
     def commit(self, round: int, accepted: Sequence[int]) -> None:
         self.store.commit(accepted)
@@ -200,7 +215,7 @@ class Simulation:
 
     def _map_here(self, jobs: Sequence[Job], broadcast: Payload) -> Iterator[Result]:
         for job in jobs:
-            if job.fault == "die":
+            if job.dies:
                 yield Lost(DIED_TWICE)
             else:
                 yield perform(self.world, job, broadcast, self.store.get(job.item) if job.needs_state else b"")

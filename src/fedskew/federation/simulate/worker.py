@@ -72,8 +72,8 @@ def serve(pipe: Connection, world: World, folder: Path, number: int) -> None:
         pipe.send_bytes(pack({"ready": True}))
         while True:
             header = unpack(pipe.recv_bytes())
-            job = Job(**header["job"])
-            if job.fault == "die":
+            job = msgspec.convert(header["job"], Job)
+            if job.dies:
                 die()
             broadcast = files.read_broadcast(header["broadcast"])
             result = perform(world, job, broadcast, files.read_state(header["state"]))

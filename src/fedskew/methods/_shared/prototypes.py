@@ -25,9 +25,21 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensors:
     return Tensors(mean=(total / count.clamp(min=1)[:, None]).to(features.dtype), count=count.float())
 
 
+def enough(of: Tensors, least: int) -> Tensors:
+    """Class statistics [classes, ...] with a `count`; zeros and count 0 for classes of fewer than `least` samples.
+
+    The mean feature of one sample is that sample's: what too few samples are behind must not leave a site.
+    """
+    kept = of["count"] >= max(least, 1)
+    return Tensors({name: torch.where(kept.view(-1, *[1] * (t.dim() - 1)), t, 0) for name, t in of.items()})
+
+
 def prototypes_of(site: Site) -> Tensors:
-    """Prototypes of the site's data under the model in its net, in evaluation mode, without augmentation."""
-    return class_means(site.infer(site.net.body), site.data.labels, site.classes)
+    """Prototypes of the site's data under the model in its net, in evaluation mode, without augmentation.
+
+    A class of fewer than `site.min_count` samples has none.
+    """
+    return enough(class_means(site.infer(site.net.body), site.data.labels, site.classes), site.min_count)
 
 
 def no_prototypes(site: Site) -> Tensors:

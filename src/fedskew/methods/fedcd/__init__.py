@@ -50,7 +50,7 @@ from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Loss, Site, copied
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive, Share
-from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means
+from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means, enough
 from fedskew.methods.fedcd.subclasses import (
     GuidedHead,
     Over,
@@ -95,6 +95,7 @@ class FedCD(Method):
         link="doi:10.1145/3581783.3611966",
     )
     terms_off = {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True}
+    sums_only = False
 
     preset: Literal["robust", "paper"] = setting(
         "robust",
@@ -168,7 +169,7 @@ class FedCD(Method):
         fine_site = replace(site, net=Net(site.net.body, head, site.net.features), data=replace(site.data, y=labels))
         moving = ("body.", "head.") if self.contrasts(site) else ("body.", "head.head.")
         done = fit(fine_site, self.loss(site, broadcast, head, own["known"]), train=moving)
-        sent = self.prototypes(site, copied(head.prototypes), fine)
+        sent = enough(self.prototypes(site, copied(head.prototypes), fine), site.min_count)
         return self.report(site, {"loss": done.loss}).plus(**{GROUP: sent}), state | site.keeps()
 
     def chosen(self, field: str) -> Any:
