@@ -150,7 +150,7 @@ const fedskewCharts = (() => {
 
   function columnLabels(svg, names, x, y, step, width) {
     const longest = Math.max(...names.map(n => n.length)) * LETTER;
-    const skip = longest < step ? 1 : Math.ceil((/^\d+$/.test(names.join("")) ? longest + 8 : 15) / step);
+    const skip = longest + 6 <= step ? 1 : Math.ceil((/^\d+$/.test(names.join("")) ? longest + 8 : 15) / step);
     const slanted = longest > step * skip;
     const most = Math.floor(130 / LETTER);
     names.forEach((name, i) => {
