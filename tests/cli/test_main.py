@@ -270,6 +270,7 @@ def test_help_and_version_need_no_torch() -> None:
         "serve",
         "join",
         "certs",
+        "watch",
         "status",
         "forget",
     ],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +57,23 @@ def in_one_process(what: Experiment, folder: Path) -> tuple[Any, list[Any]]:
     return alone.result, metrics
 
 
+def alike(a: Any, b: Any) -> bool:
+    """Whether figures are equal; losses up to rounding, as a simulation evaluates clients in common batches."""
+    if isinstance(a, msgspec.Struct) and isinstance(b, msgspec.Struct):
+        return alike(msgspec.structs.asdict(a), msgspec.structs.asdict(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        close = {key for key in a if key == "loss" and isinstance(a[key], float) and isinstance(b.get(key), float)}
+        rest = a.keys() - close
+        return (
+            a.keys() == b.keys()
+            and all(a[key] == pytest.approx(b[key], rel=1e-5) for key in close)
+            and all(alike(a[key], b[key]) for key in rest)
+        )
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(alike, a, b))
+    return bool(a == b)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if not kind.pooled])
 def test_every_method_gives_the_same_bits_between_sites_as_in_one_process(name: str, tmp_path: Path) -> None:
     what = experiment(name, rounds=2)
@@ -63,10 +81,10 @@ def test_every_method_gives_the_same_bits_between_sites_as_in_one_process(name: 
     between, _ = served(what, tmp_path)
     list(between)
     assert between.result.digest == result.digest
-    assert between.result.metrics == result.metrics
-    assert between.result.clients == result.clients
-    assert [record.metrics for record in between.records] == metrics
-    assert [record.metrics for record in read_run(tmp_path / "run").records] == metrics
+    assert alike(between.result.metrics, result.metrics)
+    assert alike(between.result.clients, result.clients)
+    assert alike([record.metrics for record in between.records], metrics)
+    assert alike([record.metrics for record in read_run(tmp_path / "run").records], metrics)
 
 
 @pytest.mark.parametrize(("rounds", "cohort"), [(1, 1), (5, 2)])
@@ -78,7 +96,7 @@ def test_a_cohort_smaller_than_the_population_and_seldom_evaluation_are_the_same
     between, _ = served(what, tmp_path)
     list(between)
     assert between.result.digest == result.digest
-    assert [record.metrics for record in between.records] == metrics
+    assert alike([record.metrics for record in between.records], metrics)
 
 
 def test_a_site_gets_one_message_a_round_and_one_to_close(tmp_path: Path) -> None:
@@ -127,7 +145,7 @@ def test_a_server_that_was_killed_goes_on_with_every_site_in_step(stop: int, tmp
     assert again.start[0] == stop
     assert len(list(again)) == 4 - stop
     assert again.result.digest == result.digest
-    assert [record.metrics for record in again.records] == metrics
+    assert alike([record.metrics for record in again.records], metrics)
 
 
 def test_a_server_whose_last_checkpoint_is_torn_goes_back_one_round_and_the_sites_with_it(tmp_path: Path) -> None:
@@ -374,7 +392,7 @@ def test_sites_with_data_of_their_own_work_as_one_federation(tmp_path: Path) -> 
     assert digest(records[-1].server) == digest(alone[-1].server)
     assert records[-1].metrics is not None
     assert alone[-1].metrics is not None
-    assert records[-1].metrics.clients == alone[-1].metrics.clients
+    assert alike(records[-1].metrics.clients, alone[-1].metrics.clients)
     assert records[-1].metrics.global_ is None
 
 

@@ -104,6 +104,15 @@ def test_the_chosen_values_are_an_experiment_for_the_test_data(tmp_path: Path) -
     assert json.loads((tmp_path / "tune.json").read_text())["methods"][1]["file"] == lines[1]["file"]
 
 
+def test_a_trial_leaves_its_records_but_no_models(tmp_path: Path) -> None:
+    search(plan(tmp_path, methods=("fedavg",), budget=1), quiet)
+    trials = list((tmp_path / "trials").iterdir())
+    assert trials
+    for trial in trials:
+        assert {"settings.toml", "records.jsonl", "result.json"} <= {path.name for path in trial.iterdir()}
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 @pytest.mark.slow  # trains for seconds
 def test_a_search_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = search(plan(tmp_path / "whole", methods=("fedprox",)), quiet)

@@ -43,6 +43,7 @@ from fedskew.cli.options import (
     run_options,
     stop_rule,
 )
+from fedskew.cli.watch import beside, check_watch
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import (
     check_goal,
@@ -126,6 +127,9 @@ def run_command(
         ),
     ] = None,
     track: Track = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run in the browser while it goes on (see `fedskew watch`).")
+    ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log details to stderr.")] = False,
@@ -139,6 +143,8 @@ def run_command(
     check_goal(goal)
     if target is not None:
         target_value(target, goal)  # a mistake shows before the run
+    if watch:
+        check_watch()
     options = run_options(workers, engine, device, data_dir, track) | {"checkpoint_every": checkpoint_every}
     settings = given_settings(
         method=method,
@@ -165,7 +171,8 @@ def run_command(
     else:
         experiment = read_experiment(config, settings, set_)
         run = Run(experiment, out=out or default_out(experiment), **options)
-    follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
+    with beside(run.directory.path if run.directory is not None else None, watch, make_screen(as_json)):
+        follow(run, as_json=as_json, target=target, goal=goal, data_dir=data_dir)
 
 
 def follow(

@@ -45,6 +45,7 @@ class Deployment:
     keep: int = -1  # the earliest round that the server may be resumed from
     scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
     late: Metrics | None = None  # the clients' metrics of the previous round
+    known: list[tuple[int, dict[int, float]]] = field(default_factory=list)  # see `own_accuracies`
     layouts: dict[str, Layout] = field(default_factory=dict)  # of updates, by stage
     summary: Summary = field(default_factory=Summary)  # of the last evaluation
 
@@ -59,7 +60,7 @@ class Deployment:
         clients = [c for c in range(self.population) if c in cohort or c in evaluated]
         requests = {c: self._request(c, round, stage, train=c in cohort, evaluate=c in evaluated) for c in clients}
         layout = self._layout(round, stage, broadcast)
-        self.scores, self.late = [], None
+        self.scores, self.late, self.known = [], None, []
         with self.roster.collect(
             requests, encode(broadcast), self.timeout, size_of_layout(layout) + SLACK + 300 * len(layout)
         ) as replies:
@@ -74,6 +75,7 @@ class Deployment:
                     yield self._as_reply(reply)
         if self.pending >= 0:
             self.late = self._metrics(None)
+            self.known.append((self.pending, self.summary.own_accuracies()))
 
     def _layout(self, round: int, stage: str, broadcast: Payload) -> Layout:
         """The layout of an update in this stage, which bounds what sites may send."""
@@ -136,7 +138,9 @@ class Deployment:
         self.scores = []
         if round == self.world.rounds - 1:
             self._evaluate_clients(round, broadcast)
-        return self._metrics(test)
+        metrics = self._metrics(test)
+        self.known.append((round, self.summary.own_accuracies()))
+        return metrics
 
     def _evaluate_clients(self, round: int, broadcast: Payload) -> None:
         """Request the client metrics of the last round, which no further round would bring."""
@@ -154,6 +158,9 @@ class Deployment:
 
     def late_metrics(self) -> Metrics | None:
         return self.late
+
+    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+        return self.known
 
     def per_client(self) -> dict[str, ClientRow]:
         return self.summary.rows()

@@ -16,6 +16,7 @@ from fedskew.deploy.flower.frames import Frame, Header
 from fedskew.deploy.messages import Answer, Request, as_header, problem_in, read
 from fedskew.federation.wire import decode_from_peer
 
+PULSE = 5.0  # seconds after which `Roster.on_change` is called without a change, so that `seen` is told
 RETRY = 30.0  # seconds until a site whose first answer was unusable is greeted again
 LONGEST_STEP = 3.0  # seconds that one wait counts; more passes only if this process was suspended
 SITE_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -86,6 +87,8 @@ class Roster:
         self.greeted: dict[int, float] = {}  # node -> when to greet it again; infinity while it is to answer
         self.answers: dict[str, Answer] = {}  # of sites that take part, to `hello`, by name
         self.refusals: list[str] = []  # what was refused, the last ones
+        self.seen: dict[int, float] = {}  # node -> when it was last known to be online, in seconds since 1970
+        self.pulsed = 0.0  # when `on_change` was last called without a change
         self.last_batch = self.batch = 0  # number of the last batch of requests, and of the current one of a round
         self.inbox: dict[int, Frame] = {}  # node -> its reply to the current batch
 
@@ -126,6 +129,10 @@ class Roster:
     def handle_next(self, seconds: float) -> None:
         """Wait up to `seconds` (at most one) for the next message of the Flower process, and handle it."""
         self._greet()
+        if time.monotonic() - self.pulsed >= PULSE:
+            self.pulsed = time.monotonic()
+            self.seen |= dict.fromkeys(self.online, time.time())
+            self.on_change()
         try:
             frame = self.link.receive(min(seconds, 1.0))
         except queue.Empty:
@@ -162,6 +169,7 @@ class Roster:
                 self.say(f"site {self._name(node)} is {'online' if node in online else 'offline'}")
         for node in online - self.online:
             self.greeted.pop(node, None)
+        self.seen |= dict.fromkeys(online | self.online, time.time())
         self.online = online
         self.on_change()
 

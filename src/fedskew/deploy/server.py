@@ -26,10 +26,11 @@ from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
 from fedskew.deploy.messages import OWN_DATA, Request
 from fedskew.deploy.roster import Channel, Roster
-from fedskew.deploy.status import STATUS, SiteStatus, Status
+from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.live import write_failure
 from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import RunDirectory, read_settings, versions
 from fedskew.federation.cohort import draw_cohort
@@ -131,6 +132,9 @@ class Served(BaseRun):
                     self.write_status()
                     yield record
                 self._say_done()
+        except Exception as error:
+            write_failure(self.path, error)
+            raise
         finally:
             self.write_status(over=True)
             self.close()
@@ -290,7 +294,13 @@ class Served(BaseRun):
             round=self.records[-1].round + 1 if self.records else 0,
             rounds=self.rounds,
             sites=[
-                SiteStatus(name, client in online and not over, name in self.roster.answers, lost.get(client, ""))
+                SiteStatus(
+                    name,
+                    client in online and not over,
+                    name in self.roster.answers,
+                    lost.get(client, ""),
+                    iso_time(self.roster.seen.get(self.roster.nodes.get(name, -1))),
+                )
                 for client, name in enumerate(self.agreed.sites)
             ],
             refusals=self.roster.refusals,

@@ -26,6 +26,7 @@ class SiteStatus(msgspec.Struct):
     online: bool
     agreed: bool  # whether it answered the greeting of this server process
     lost: str = ""  # why its update of the last round was not used
+    seen: str = ""  # when it was last known to be online; "": never
 
 
 class Status(msgspec.Struct):
@@ -55,6 +56,11 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def _server_status(folder: Path) -> dict[str, Any]:
+    return read_server_status(folder) | {"disk": disk(folder)}
+
+
+def read_server_status(folder: Path) -> dict[str, Any]:
+    """The status of the served run in a folder, without the disk's, which takes longer."""
     try:
         status = msgspec.json.decode((folder / STATUS).read_bytes(), type=Status)
     except ValueError as error:
@@ -63,7 +69,7 @@ def _server_status(folder: Path) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(status)
     if not running:
         plain["sites"] = [site | {"online": False} for site in plain["sites"]]
-    return {"kind": "server", "running": running} | plain | {"disk": disk(folder)}
+    return {"kind": "server", "running": running} | plain
 
 
 def _site_status(folder: Path) -> dict[str, Any]:
@@ -88,6 +94,11 @@ def disk(folder: Path) -> dict[str, int]:
     """Bytes that the folder uses, and that are free on its disk."""
     used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return {"used": used, "free": shutil.disk_usage(folder).free}
+
+
+def iso_time(seconds: float | None) -> str:
+    """A time in seconds since 1970 in ISO form; None gives ""."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _alive(pid: int) -> bool:

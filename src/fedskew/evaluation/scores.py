@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data, pieces, take_together
 from fedskew.evaluation.counts import Counts, Predictions
-from fedskew.evaluation.metrics import BALANCED, ModelMetrics
+from fedskew.evaluation.metrics import ModelMetrics
 
 BATCH = 200  # samples per evaluation step: what a cache holds; fixed, because batch statistics depend on it
+LONG_TAIL = 2  # classes have a head and a tail if the largest has at least so many times the samples of the smallest
 SMALL = 20_000  # scores (samples times classes) that are counted together with those of other clients, not at once
 
 
@@ -204,7 +205,7 @@ def thirds(counts: Sequence[int]) -> dict[str, list[int]]:
     Head and tail are C // 3 classes each, at least one. Empty where no class has twice the samples of another: there
     is no tail to speak of.
     """
-    if max(counts) < BALANCED * min(counts) or max(counts) == 0:
+    if max(counts) < LONG_TAIL * min(counts) or max(counts) == 0:
         return {}
     order, size = sorted(range(len(counts)), key=lambda c: -counts[c]), max(1, len(counts) // 3)
     parts = {"head": order[:size], "middle": order[size:-size], "tail": order[-size:]}

@@ -14,12 +14,14 @@ import msgspec
 from fedskew.core.method import MODEL
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
+from fedskew.data.split.skew import class_table
 from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import Lineup, assemble
 from fedskew.experiment.card import card_of_assembled
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
 from fedskew.experiment.given import method_text
+from fedskew.experiment.live import append_accuracy, clear_failure, write_failure, write_split
 from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.own_metric import load_metric
 from fedskew.experiment.result import Result, result_of
@@ -63,8 +65,10 @@ class BaseRun(ABC):
             return
         if not resume:
             directory.begin(experiment)
+            clear_failure(directory.path)
             return
         self.start, self.notes = directory.restore(experiment)
+        clear_failure(directory.path)
         self.records = directory.read_records()
         self.diverged = next((r.diverged for r in self.records if r.diverged), "")
         result = directory.result()
@@ -129,6 +133,7 @@ class BaseRun(ABC):
             ):
                 record = self._judged(record)
                 self._keep(record)
+                self._keep_accuracies(record, federation)
                 last = (record.round, record.server)
                 if self.directory is not None and self.directory.due(record.round):
                     self.directory.save(*last)
@@ -138,6 +143,8 @@ class BaseRun(ABC):
         except BaseException as error:
             if self.directory is not None and last is not None:
                 self.directory.save(*last)
+            if self.directory is not None:
+                write_failure(self.directory.path, error)
             if not isinstance(error, Diverged):
                 raise
             why = f"the run diverged in round {1 if last is None else last[0] + 2}: {error}"
@@ -165,6 +172,12 @@ class BaseRun(ABC):
         if self.directory is not None:
             self.directory.append(without_server)
         self.records[-1:] = merge_late([*self.records[-1:], without_server])
+
+    def _keep_accuracies(self, record: Record, federation: Federation) -> None:
+        """Add the accuracy of clients' own models to the run's directory, if it became known in this round."""
+        if self.directory is not None and (record.metrics is not None or record.before is not None):
+            for round, accuracy in federation.own_accuracies():
+                append_accuracy(self.directory.path, round, accuracy, federation.population)
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
         """Set the result; write it, the global model and the server's state."""
@@ -238,6 +251,8 @@ class Run(BaseRun):
             if self.result is None:
                 if self.directory is not None:
                     self.directory.describe(card_of_assembled(self.experiment, self.assembled))
+                    data = self.assembled.data
+                    write_split(self.directory.path, class_table(self.assembled.partition, data.y_train, data.classes))
                 folder = self.directory.path if self.directory is not None else Path("runs")
                 first = self.start[0] if self.start else 0
                 with tracked(self.trackers, folder, self.experiment.as_dict(), first) as track:

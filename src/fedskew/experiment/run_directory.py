@@ -8,6 +8,7 @@
     model.json          what one must know to use the model (see card.py)
     server.safetensors  model.safetensors  result.json     of a finished run
     deployment.json     of a run between sites: their names (see deploy/server.py)
+    split.json  client_accuracy.jsonl  failure.json     for those who look at a run (see live.py)
 
 A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that time, to which resuming truncates
 them, and the settings, which must not have changed when the run is resumed; only rounds may be added.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,6 +49,7 @@ from fedskew.federation.store import Damaged, Store, Version
 from fedskew.federation.wire import decode, decode_with_notes, encode
 
 KEPT_CHECKPOINTS = 2
+PROBED = 0.3  # seconds to try for the lock, which a viewer may hold for a moment (see live.py)
 SPACING = 20  # with automatic spacing, checkpoints take at most about one twentieth of the time
 SETTINGS, RECORDS, RESULT, VERSIONS = "settings.toml", "records.jsonl", "result.json", "clients.jsonl"
 SERVER, MODEL, CARD, DEPLOYMENT = "server.safetensors", "model.safetensors", "model.json", "deployment.json"
@@ -128,6 +131,14 @@ def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
         raise UsageError(f"{path} cannot be read: {error}.") from None
 
 
+def drop_states(path: Path) -> None:
+    """Remove models and states from the directory of a run that is over; settings, records and result stay."""
+    for folder in ("checkpoints", "clients"):
+        shutil.rmtree(path / folder, ignore_errors=True)
+    for name in (SERVER, MODEL, VERSIONS):
+        (path / name).unlink(missing_ok=True)
+
+
 def read_tensors(path: Path) -> Payload:
     """The payload in a file; UsageError if it is damaged."""
     with reading(path):  # a hostile header may raise anything
@@ -177,7 +188,7 @@ class RunDirectory:
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.lock = filelock.FileLock(path / ".lock")
-            self.lock.acquire(timeout=0)
+            self.lock.acquire(timeout=PROBED)
         except OSError as error:
             if isinstance(error, filelock.Timeout):
                 raise UsageError(f"{path} is in use by another run.") from None

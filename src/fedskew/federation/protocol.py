@@ -53,6 +53,10 @@ class Federation(Protocol):
         """Samples by true and predicted class in the last evaluation, see `Summary.confusion`."""
         ...
 
+    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+        """(round, accuracy of each client's own model by client number), as far as it became known in this round."""
+        ...
+
     def late_metrics(self) -> Metrics | None:
         """The clients' metrics of the previous round, which arrived in this one; None if nothing arrives late."""
         ...

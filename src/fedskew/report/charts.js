@@ -15,7 +15,10 @@ const fedskewCharts = (() => {
   function node(kind, attributes = {}, text = null) {
     const isSvg = ["svg", "g", "path", "rect", "circle", "line", "text", "tspan", "polygon"].includes(kind);
     const made = isSvg ? document.createElementNS("http://www.w3.org/2000/svg", kind) : document.createElement(kind);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key === "style") made.style.cssText = value;  // a page may forbid style attributes, but not this
+      else made.setAttribute(key, value);
+    }
     if (text !== null) made.textContent = text;
     return made;
   }
@@ -147,7 +150,7 @@ const fedskewCharts = (() => {
 
   function columnLabels(svg, names, x, y, step, width) {
     const longest = Math.max(...names.map(n => n.length)) * LETTER;
-    const skip = longest < step ? 1 : Math.ceil((/^\d+$/.test(names.join("")) ? longest + 8 : 15) / step);
+    const skip = longest + 6 <= step ? 1 : Math.ceil((/^\d+$/.test(names.join("")) ? longest + 8 : 15) / step);
     const slanted = longest > step * skip;
     const most = Math.floor(130 / LETTER);
     names.forEach((name, i) => {
@@ -258,11 +261,12 @@ const fedskewCharts = (() => {
   }
 
   // Draw a chart into an element. `chart.views`, if there are several, become a switch; a view's `choices` a menu.
+  // Returns a function that draws another chart of the same kind in its place: what the user chose stays chosen.
   function draw(box, chart) {
     const hidden = new Set(), state = { view: 0, choice: 0 };
     const controls = node("div", { class: "switch" }), keys = node("div", { class: "legend" }), holder = node("div");
     box.replaceChildren(controls, keys, holder);
-    const views = chart.views || [{}];
+    let views = chart.views || [{}];
     const current = () => views[state.view].choices ? views[state.view].choices[state.choice] : views[state.view];
 
     function menu(names, at, chosen) {
@@ -299,8 +303,10 @@ const fedskewCharts = (() => {
       const height = KINDS[chart.kind](svg, chart, current(), width, hidden);
       svg.setAttribute("height", height);
       forget(svg);
+      const focused = [...box.querySelectorAll("button, select")].indexOf(document.activeElement);
       paintControls();
       paintLegend();
+      if (focused >= 0) box.querySelectorAll("button, select")[focused]?.focus();
       holder.replaceChildren(svg);
     }
     let before = 0;
@@ -308,6 +314,14 @@ const fedskewCharts = (() => {
     new ResizeObserver(() => {
       if (Math.abs(box.clientWidth - before) > 2) { before = box.clientWidth; paint(); }
     }).observe(box);
+    return next => {
+      const same = (list, old) => Math.max(0, list.findIndex(v => v.name === old.name));
+      const [was, choice] = [views[state.view], current()];
+      [chart, views] = [next, next.views || [{}]];
+      state.view = same(views, was);
+      state.choice = views[state.view].choices ? same(views[state.view].choices, choice) : 0;
+      paint();
+    };
   }
   return { draw };
 })();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.split.plot import MAX_CLIENTS
+from fedskew.data.split.skew import MAX_CLIENTS
 from fedskew.evaluation.figures import Figure
 from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.run_directory import SavedRun
@@ -17,6 +18,8 @@ from fedskew.report.runs import Group
 
 Chart = dict[str, Any]  # kind, title, and what charts.js says of that kind
 Read = Callable[[Metrics], float | None]
+Values = Mapping[str, Sequence[Mapping[int, float]]]  # method -> a figure by round (from 1) of each of its runs
+Views = Sequence[tuple[str, Values]]  # (name, what it shows)
 MAX_POINTS = 400  # rounds of a curve; of longer ones every n-th round is drawn
 MAX_BY_CLASS = 30_000  # points of all curves by class together
 
@@ -28,27 +31,41 @@ def curves(group: Group, figures: Sequence[tuple[str, Figure]], names: Sequence[
     class, by the classes' names.
     """
     scale = 100 if unit == "%" else 1
-    views = [{"name": name, "series": _series(group, figure.of, scale)} for name, figure in figures]
-    by_class = [{"name": name, "series": _series(group, _recall(c), scale)} for c, name in enumerate(names)]
-    views = [view for view in views if view["series"]]
-    if sum(len(s["points"]) for one in by_class for s in one["series"]) <= MAX_BY_CLASS:
-        by_class = [one for one in by_class if one["series"]]
-        views += [{"name": "one class", "choices": by_class}] if by_class else []
-    note = "mean over seeds; bands: one standard deviation" if max(map(len, group.methods.values())) > 1 else ""
-    return {"kind": "lines", "title": "By round", "x": "round", "unit": unit, "views": views, "note": note}
+
+    def values(read: Read) -> Values:
+        return {name: [by_round(run, read, scale) for run in runs] for name, runs in group.methods.items()}
+
+    views = [(name, values(figure.of)) for name, figure in figures]
+    return lines("By round", views, [(name, values(recall(c))) for c, name in enumerate(names)], unit)
 
 
-def _recall(c: int) -> Read:
+def lines(title: str, views: Views, by_class: Views = (), unit: str = "%", most: int = MAX_POINTS) -> Chart:
+    """Curves by round, one view per (name, values); those without values are left out. See `curves`.
+
+    `by_class` become one view with a menu. A curve has at most `most` points.
+    """
+    made = [{"name": name, "series": _series(values, most)} for name, values in views]
+    classes = [{"name": name, "series": _series(values, most)} for name, values in by_class]
+    made = [view for view in made if view["series"]]
+    if sum(len(s["points"]) for one in classes for s in one["series"]) <= MAX_BY_CLASS:
+        classes = [one for one in classes if one["series"]]
+        made += [{"name": "one class", "choices": classes}] if classes else []
+    several = any(len(runs) > 1 for _, values in views for runs in values.values())
+    note = "mean over seeds; bands: one standard deviation" if several else ""
+    return {"kind": "lines", "title": title, "x": "round", "unit": unit, "views": made, "note": note}
+
+
+def recall(c: int) -> Read:
     """The accuracy of one class, of the model that leads."""
     return lambda metrics: metrics.leading.per_class[c] if metrics.leading and metrics.leading.per_class else None
 
 
-def _series(group: Group, read: Read, scale: float) -> list[Any]:
-    """One curve per method that has the figure: [round, mean, standard deviation]."""
+def _series(values: Values, most: int) -> list[Any]:
+    """One curve per method that has values: [round, mean, standard deviation]."""
     series = []
-    for i, (name, runs) in enumerate(group.methods.items()):
-        rounds, mean, std = over_seeds([by_round(run, read, scale) for run in runs])
-        step = -(-len(rounds) // MAX_POINTS) or 1
+    for i, (name, runs) in enumerate(values.items()):
+        rounds, mean, std = over_seeds(runs)
+        step = -(-len(rounds) // most) or 1
         points = [[r, round(m, 3), round(s, 3)] for r, m, s in zip(rounds, mean, std, strict=True)]
         if points:
             kept = points[::-step][::-1]  # the last round is always drawn
@@ -62,11 +79,13 @@ def by_round(run: SavedRun, read: Read, scale: float = 100) -> dict[int, float]:
     return {round: scale * value for round, value in values.items() if value is not None}
 
 
-def over_seeds(runs: Sequence[dict[int, float]]) -> tuple[list[int], list[float], list[float]]:
+def over_seeds(runs: Sequence[Mapping[int, float]]) -> tuple[list[int], list[float], list[float]]:
     """(rounds, means, standard deviations), each over the runs that have that round; 0 for a single run."""
     rounds = sorted({round for run in runs for round in run})
     values = [[run[round] for run in runs if round in run] for round in rounds]
-    return rounds, [statistics.mean(v) for v in values], [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values]
+    means = [statistics.fmean(v) for v in values]
+    squares = [sum((one - m) ** 2 for one in v) / max(1, len(v) - 1) for v, m in zip(values, means, strict=True)]
+    return rounds, means, [math.sqrt(square) for square in squares]
 
 
 def split(table: npt.NDArray[np.int64], labels: Sequence[str], clients: Sequence[str]) -> Chart:
@@ -77,16 +96,21 @@ def split(table: npt.NDArray[np.int64], labels: Sequence[str], clients: Sequence
     step = -(-len(table) // MAX_CLIENTS)
     client, label = np.nonzero(table[::step])
     counts = table[::step][client, label]
+    return dots(np.stack([client, label, counts], 1).tolist(), labels, list(clients)[::step], step)
+
+
+def dots(points: Sequence[Sequence[int]], labels: Sequence[str], clients: Sequence[str], step: int) -> Chart:
+    """Samples as (place in `clients`, class, samples), where `clients` are the names of every `step`-th client."""
     sampled = f" (one client in {step} is drawn)" if step > 1 else ""
     return {
         "kind": "dots",
         "title": f"Who has what: training samples by client and class{sampled}",
-        "columns": list(clients)[::step],
+        "columns": list(clients),
         "rows": list(labels),
         "x": "client",
         "y": "class",
         "one": "client",
-        "points": np.stack([client, label, counts], 1).tolist(),
+        "points": list(points),
     }
 
 

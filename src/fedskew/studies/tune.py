@@ -2,7 +2,8 @@
 
 A trial is a whole run. Optuna (TPE) draws its learning rate and the method's weights from ranges on a log scale. The
 first trial uses the defaults (a weight whose default is None starts in the middle of its range). Trials are kept in
-<out>/study.db, so an interrupted search can be resumed. The best trial of each method is written as an experiment file.
+<out>/study.db and their records in <out>/trials, so an interrupted search can be resumed and watched. The best trial
+of each method is written as an experiment file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedskew.core.settings import UsageError, library, parse, unknown
 from fedskew.evaluation.figures import check_goal, goal_figure, headline
 from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment.config import Experiment, method_of
+from fedskew.experiment.run_directory import drop_states
 from fedskew.studies.execution import execute, file_name
 
 Range = tuple[float, float]
@@ -211,7 +213,11 @@ def _evaluated(plan: Search, text: str, values: Mapping[str, float], options: Ma
     worst = 0.0 if plan.goal is None or goal_figure(plan.goal).better == "higher" else -WORST
     found = []
     for seed in plan.seeds:
-        outcome = execute(plan.trial(text, values, seed), None, **options)
+        trial = plan.trial(text, values, seed)
+        mark = hashlib.sha256(trial.to_toml().encode()).hexdigest()[:10]
+        path = plan.out / "trials" / f"{file_name(text)}-s{seed}-{mark}"
+        outcome = execute(trial, path, **options)
+        drop_states(path)
         if outcome.failed or outcome.result is None or outcome.result.metrics is None:
             return worst
         value = criterion(outcome.result.metrics, plan.goal)

@@ -20,9 +20,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedskew.data.split.allotment import IntArray
 from fedskew.data.split.partition import Partition
-from fedskew.data.split.skew import class_table
+from fedskew.data.split.skew import MAX_CLIENTS, class_table
 
-MAX_CLIENTS = 100  # in one picture
 # Paul Tol's "muted" scheme: distinct to every kind of colour vision, also beside each other in a stack
 MUTED = ("#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB")
 DOT = "#33558B"

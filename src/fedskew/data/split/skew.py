@@ -12,6 +12,8 @@ from scipy.spatial.distance import jensenshannon
 from fedskew.data.split.allotment import FloatArray, IntArray
 from fedskew.data.split.partition import Partition
 
+MAX_CLIENTS = 100  # in one picture; of more clients every n-th is drawn
+
 
 @dataclass(frozen=True, eq=False)
 class Skew:

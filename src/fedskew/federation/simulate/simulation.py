@@ -76,6 +76,7 @@ class Simulation:
         self.newcomers = frozenset(newcomers)
         self.evaluated = range(self.population) if evaluated is None else evaluated
         self.summary = Summary()  # of the last evaluation
+        self.evaluated_round = -1  # the round it was made after; -1: none yet
         self.sizes = world.train.sizes()
         self.groups = thirds(world.y[world.train.values].bincount(minlength=world.classes).tolist())
         self.shared_model: dict[int, tuple[int | None, bool]] = {}  # client -> (version of its state, uses it)
@@ -149,7 +150,7 @@ class Simulation:
         jobs += self._jobs_of(together, sizes, round)
         tested = sorted(set(tested) - set(together))
         jobs += [Job("evaluate_client", round, "evaluate", c, sizes[c], trained=c in self.store) for c in tested]
-        self.summary = self._summary(jobs, broadcast)
+        self.summary, self.evaluated_round = self._summary(jobs, broadcast), round
         return self.summary.metrics(len(self.evaluated) < self.population, self.groups)
 
     def validate(self, round: int, broadcast: Payload) -> Metrics:
@@ -195,6 +196,9 @@ class Simulation:
 
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round
+
+    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+        return [(self.evaluated_round, self.summary.own_accuracies())]
 
     def per_client(self) -> dict[str, ClientRow]:
         return self.summary.rows()

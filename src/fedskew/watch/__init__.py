@@ -1,0 +1,1 @@
+"""`fedskew watch`: runs in the browser while they go on."""
