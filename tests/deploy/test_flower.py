@@ -431,6 +431,7 @@ def test_a_run_goes_on_only_with_its_own_sites(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="holds no run"):
         read_settings(tmp_path / "run")
+    (tmp_path / "run" / "settings.toml").write_text(Experiment().to_toml())
     (tmp_path / "run" / "deployment.json").write_text('{"run": "00112233", "sites": ["a", "b"]}')
     keys = tmp_path / "keys"
     (keys / "sites").mkdir(parents=True)
@@ -541,13 +542,13 @@ def test_keys_are_made_once_and_for_their_owner_only(tmp_path: Path) -> None:
     made = certs.make_certs(tmp_path, ["localhost", "127.0.0.1"], ["a"], 30)
     assert made == [tmp_path / "server", tmp_path / "a"]
     before = (tmp_path / "server" / "server.crt").read_bytes()
-    certs.make_certs(tmp_path, ["localhost"], ["b"], 30)
+    certs.make_certs(tmp_path, [], ["b"], 30)
     assert (tmp_path / "server" / "server.crt").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "server" / "sites").iterdir()) == ["a.pub", "b.pub"]
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
     assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*") if path.is_dir()} == {0}
     with pytest.raises(UsageError, match="a key is not overwritten"):
-        certs.make_certs(tmp_path, ["localhost"], ["a"], 30)
+        certs.make_certs(tmp_path, [], ["a"], 30)
 
 
 @needs_flower

@@ -133,7 +133,7 @@ def test_what_goes_wrong_in_training_is_told_without_its_text(tmp_path: Path) ->
     rounds = iter(between)
     next(rounds)
 
-    def fail(*given: Any) -> None:
+    def fail(*given: Any, **more: Any) -> None:
         raise OSError("/secret/folder")
 
     played.nodes[1].cached[1].train_client = fail  # type: ignore[index, method-assign, union-attr]
