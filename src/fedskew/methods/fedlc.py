@@ -38,6 +38,9 @@ class FedLC(Method):
         link="arXiv:2209.00189",
     )
     terms_off = {"tau": 0.0}
+    weak_where = {
+        "two": "-19.4 points to FedAvg after 10 rounds with an mlp on digits; missing classes are left out of the loss."
+    }
 
     tau: NotNegative = setting(
         1.0,

@@ -38,6 +38,10 @@ class FedNTD(Method):
         link="arXiv:2106.03097",
     )
     terms_off = {"beta": 0.0}
+    weak_where = {
+        "two": "-9.0 points to FedAvg after 10 rounds with an mlp on digits; "
+        "the global model is distilled on the classes that are not true, and it is poor in early rounds."
+    }
 
     beta: NotNegative = setting(
         1.0, help="Weight of the distillation loss; 0 gives FedAvg.", source="the paper", search=(0.1, 3.0)

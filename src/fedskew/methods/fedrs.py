@@ -42,6 +42,10 @@ class FedRS(Method):
         link="doi:10.1145/3447548.3467254",
     )
     terms_off = {"alpha": 1.0}
+    weak_where = {
+        "two": "-10.9 points to FedAvg after 10 rounds with an mlp on digits; "
+        "logits of missing classes are scaled down in the loss."
+    }
 
     alpha: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.5,
