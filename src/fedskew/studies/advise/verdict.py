@@ -26,11 +26,12 @@ class Verdict:
 
 
 def decide(values: Values, figure: Figure, baseline: str) -> Verdict:
-    """The candidate to use, by its figure with each seed."""
+    """The candidate to use, by its figure with each seed. One that failed with a seed is not recommended."""
     standings = rank(values, figure, baseline)
-    better = [s for s in standings if s.over and s.over.strictly_certain and _is_better(s.over.mean, figure)]
+    told = [s for s in standings if s.over and s.over.strictly_certain and s.over.seeds == len(values[baseline])]
+    better = [s for s in told if s.over and _is_better(s.over.mean, figure)]
     choice = better[0].method if better else baseline
-    ties = [s.method for s in rank(values, figure, choice) if s.over and not s.over.strictly_certain]
+    ties = [s.method for s in rank(values, figure, choice) if s.over and not s.over.certain]
     return Verdict(choice, bool(better), standings, ties)
 
 
@@ -89,7 +90,7 @@ def _lead(
     gap = f"{sign}{gap_text(over, figure)} over tuned FedAvg ({base})"
     if not (over.certain and _is_better(over.mean, figure)):
         return [
-            f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {names[baseline]} may do"
+            f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {names[baseline]} may be as good"
         ]
     if verdict.choice == alone and not verdict.ties:
         return [f"Training alone is better than every federated method that was tried: {gap}"]
