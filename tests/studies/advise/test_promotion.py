@@ -21,7 +21,7 @@ def scores(
     before: float | None = None,
     shared: float | None = None,
 ) -> tuple[Candidate, list[Score]]:
-    """Scores of a candidate: for each seed the values of its clients. `before` is the evaluation five rounds earlier."""
+    """Scores of a candidate: for each seed its clients' values. `before` is the evaluation five rounds earlier."""
     made = []
     for seed, clients in enumerate(by_seed):
         value = None if failed else sum(clients) / len(clients)
@@ -93,7 +93,7 @@ def test_a_diverged_candidate_neither_wins_nor_ends_the_race() -> None:
 
 
 def test_a_slow_starter_that_would_catch_up_goes_on_though_it_is_behind() -> None:
-    """Behind by 0.2 with 20 rounds left: it gains 0.02 a round on the leader, so it catches up; at 0.002 it does not."""
+    """Behind by 0.2 with 20 rounds left: it gains 0.02 a round on the leader, so it passes; at 0.002 it does not."""
     leader = scores("fedprox", [0.8] * 8, [0.81] * 8, before=0.805)
     slow = scores("feddyn", [0.6] * 8, [0.61] * 8, before=0.505)
     flat = scores("scaffold", [0.6] * 8, [0.61] * 8, before=0.595)

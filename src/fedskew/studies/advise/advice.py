@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -162,7 +163,7 @@ def finalist_rows(
                 **_difference(standing.over, ""),
                 test=on_test.mean,
                 **_difference(on_test.over, "test_"),
-                shared=sum(seen) / len(seen) if seen else None,
+                shared=statistics.mean(seen) if seen else None,
                 failed=failures[0] if failures else "",
             )
         )

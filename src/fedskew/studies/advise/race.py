@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fedskew.experiment.config import method_of
 from fedskew.experiment.given import method_text
@@ -43,7 +43,7 @@ class Race:
 
     rungs: list[Rung]
     scores: dict[Candidate, list[Score]]  # of the candidates in the last rung
-    left_out: dict[str, str] = field(default_factory=dict)  # what could not be raced, and why
+    left_out: dict[str, str]  # what the budget did not allow, and why
 
     def best(self, sign: int) -> dict[str, Candidate]:
         """The best candidate of each method that is left, best method first."""
@@ -97,7 +97,7 @@ def weights_around(candidate: Candidate) -> list[Candidate]:
 
 def run_race(scorer: Scorer, methods: Sequence[str], rounds: int) -> Race:
     """Race the methods. Ends early, with what is known, if the budget ends."""
-    rungs, race = rungs_of(rounds), Race([], {})
+    rungs, race = rungs_of(rounds), Race([], {}, scorer.state.left_out)
     limit = scorer.budget.limit * RACE_SHARE
     scores = _first_rung(scorer, methods, rungs[0], limit, race)
     for i, rung in enumerate(rungs):
@@ -132,8 +132,7 @@ def _first_rung(scorer: Scorer, methods: Sequence[str], rounds: int, limit: floa
         _try(scorer, Candidate(text, middle), rounds, share, most, scores, race)
     for rate in others:
         for text in methods:
-            if text not in race.left_out:
-                _try(scorer, Candidate(text, rate), rounds, share, most, scores, race)
+            _try(scorer, Candidate(text, rate), rounds, share, most, scores, race)
     for candidate in scorer.decided("further", lambda: _further(scores, scorer, lr)):
         _try(scorer, candidate, rounds, share, most, scores, race)
     return scores
@@ -167,6 +166,8 @@ def _try(
     race: Race,
 ) -> None:
     """Score a candidate with every seed, if the budget's `share` allows; FedAvg and its like always."""
+    if {candidate.method, str(candidate)} & race.left_out.keys():
+        return
     needed = candidate.name in ALWAYS and candidate.lr == scorer.base.training.lr
     cost = sum(scorer.predicted(candidate, seed, rounds) for seed in SEEDS)
     if cost and not needed and scorer.budget.spent + cost > share:

@@ -85,6 +85,7 @@ class State(msgspec.Struct, kw_only=True):
     settings: str  # a fingerprint of everything that was asked for
     spent: float = 0.0  # of the budget, in its unit
     chosen: dict[str, list[tuple[str, float]]] = {}  # by stage, the candidates that it was decided to run
+    left_out: dict[str, str] = {}  # candidates, or methods, that the budget did not allow, and why
     done: int = 0  # rounds that were trained
 
 

@@ -89,9 +89,8 @@ def _lead(
     sign = "+" if over.mean >= 0 else "-"
     gap = f"{sign}{gap_text(over, figure)} over tuned FedAvg ({base})"
     if not (over.certain and _is_better(over.mean, figure)):
-        return [
-            f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {names[baseline]} may be as good"
-        ]
+        doubt = f"{names[baseline]} may be as good"
+        return [f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {doubt}"]
     if verdict.choice == alone and not verdict.ties:
         return [f"Training alone is better than every federated method that was tried: {gap}"]
     return [f"Use {name}: {gap}"]
