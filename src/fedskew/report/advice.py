@@ -107,6 +107,14 @@ def _add_final(page: Page, advice: Advice) -> None:
         "soft",
     )
 
+    scale = 100 if figure.unit == "%" else 1
+    curves: charts.Values = {
+        one.method: [{rounds: scale * value for rounds, value in curve} for curve in one.curves]
+        for one in advice.finals
+    }
+    views = [(f"{figure.measure or figure.words}, validation parts", curves)]
+    page.add_chart(charts.lines("The final by round", views, unit=figure.unit))
+
 
 def _add_race(page: Page, advice: Advice) -> None:
     figure = FIGURES[advice.goal]

@@ -80,6 +80,11 @@ def test_fewer_than_three_seeds_give_no_answer() -> None:
     assert text.startswith("There is no answer: the budget was enough for 2 of the 3 seeds")
 
 
+def test_fedavg_alone_in_the_final_is_no_answer() -> None:
+    assert said({}).startswith("There is no answer: the budget was not enough to compare tuned FedAvg with another")
+    assert said({"feddyn": {}}).startswith("There is no answer")
+
+
 def test_methods_that_are_worse_do_not_hide_that_nothing_is_better() -> None:
     assert said({"feddyn": ahead(-0.2)}, alone=None).startswith("No method can be told apart from tuned FedAvg or is")
 

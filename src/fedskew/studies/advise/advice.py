@@ -23,6 +23,7 @@ from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.ranking import FEWEST, Difference, gap_text, rank
 
 MANY = 6  # names in one note
+IN_FINAL = "in the final"
 
 
 class Progress(NamedTuple):
@@ -50,6 +51,7 @@ class Finalist(msgspec.Struct, frozen=True, kw_only=True):
     test_over: float | None = None
     test_margin: float | None = None
     shared: float | None = None  # the global model on validation data; None: it has none
+    curves: list[list[tuple[int, float]]] = []  # of each seed: (rounds, the figure on validation data)
     failed: str = ""
 
 
@@ -127,7 +129,7 @@ def make_advice(
         goal=goal.figure.key,
         goal_words=goal.words,
         finals=finalist_rows(finals, verdict, tested, goal.figure, str(baseline)),
-        race=[race_row(rung.rounds, fate) for rung in race.rungs for fate in rung.fates],
+        race=[race_row(rung.rounds, fate, finals) for rung in race.rungs for fate in rung.fates],
         profile=profile,
         shortlist=shortlist,
         left_out=race.left_out | finals.left_out,
@@ -164,6 +166,7 @@ def finalist_rows(
                 test=on_test.mean,
                 **_difference(on_test.over, "test_"),
                 shared=statistics.mean(seen) if seen else None,
+                curves=[s.curve for s in finals.scores[candidate].values() if s.curve],
                 failed=failures[0] if failures else "",
             )
         )
@@ -174,10 +177,12 @@ def _difference(over: Difference | None, start: str) -> dict[str, Any]:
     return {} if over is None else {f"{start}over": over.mean, f"{start}margin": over.margin}
 
 
-def race_row(rounds: int, fate: Fate) -> RaceRow:
+def race_row(rounds: int, fate: Fate, finals: Finals) -> RaceRow:
     """A candidate's fate as a row."""
     c = fate.candidate
-    return RaceRow(rounds=rounds, method=c.method, lr=c.lr, value=fate.value, kept=fate.kept, why=fate.why, p=fate.p)
+    last = rounds == next((s.rounds for of in finals.scores.values() for s in of.values()), None)
+    why = IN_FINAL if last and c in finals.scores else fate.why
+    return RaceRow(rounds=rounds, method=c.method, lr=c.lr, value=fate.value, kept=fate.kept, why=why, p=fate.p)
 
 
 def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, str]) -> str:

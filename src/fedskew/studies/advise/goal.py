@@ -101,8 +101,8 @@ def read_goal(text: str | None, balanced: bool) -> Goal:
 def class_counts(world: World, part: Literal["validation", "test"]) -> dict[int, IntArray]:
     """Samples by class in each client's validation or test part."""
     places = world.validation if part == "validation" else world.test
-    labels = world.y.numpy()
-    return {c: np.bincount(labels[places[c]], minlength=world.classes) for c in range(len(places.sizes()))}
+    clients = range(len(places.sizes()))
+    return {c: np.bincount(world.y[places[c]].numpy(), minlength=world.classes) for c in clients}
 
 
 def is_balanced(counts: Mapping[int, IntArray]) -> bool:

@@ -59,6 +59,11 @@ def sentence(
             f"There is no answer: the budget was enough for {seeds} of the {FEWEST} seeds that it takes to tell a "
             f"difference from luck. Until then use {names[baseline]}, or give advise a larger budget."
         )
+    if not any(s.values for s in verdict.standings if s.method != baseline):
+        return (
+            "There is no answer: the budget was not enough to compare tuned FedAvg with another method. Until then use "
+            f"{names[baseline]}, or give advise a larger budget."
+        )
     parts = _lead(verdict, shown, figure, baseline, names, alone)
     if verdict.certain and (others := [t for t in verdict.ties if t != alone]):
         parts.append(f"{listed([names[t] for t in others])} cannot be told apart from it")
