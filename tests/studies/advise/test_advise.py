@@ -17,8 +17,9 @@ from fedskew.data.sources.loading import load
 from fedskew.experiment.config import read_toml
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
+from fedskew.studies.advise.advice import warnings
 from fedskew.studies.advise.goal import Goal
-from fedskew.studies.advise.scoring import Budget, Candidate, Scorer
+from fedskew.studies.advise.scoring import Budget, Candidate, Score, Scorer
 
 SMALL = fedskew.Experiment(
     split="sample:keep=400+dirichlet:alpha=0.3,clients=5", model="mlp:hidden=16", rounds=3, step="fast"
@@ -259,6 +260,18 @@ def test_a_longer_score_continues_the_run_and_a_method_that_counts_rounds_starts
 def test_a_question_that_cannot_be_meant_is_one_sentence(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         advice(**given)
+
+
+def test_a_class_that_the_choice_never_recognises_and_a_failed_final_run_are_warnings() -> None:
+    def score(name: str, seed: int, **more: Any) -> Score:
+        return Score(**{"method": name, "lr": 0.1, "seed": seed, "rounds": 3, "value": 0.5} | more)
+
+    chosen, other = Candidate("fedprox", 0.1), Candidate("feddyn", 0.1)
+    blind = {0: score("fedprox", 0), 1: score("fedprox", 1, warnings=["the global model recognised no sample of '3'"])}
+    failed = {0: score("feddyn", 0, value=None, failed="the run diverged in round 2")}
+    found = warnings(finals.Finals({chosen: blind, other: failed}, 2, {}), chosen)
+    assert found[0] == "feddyn lr=0.1 failed with seed 0: the run diverged in round 2."
+    assert found[1].startswith("the global model recognised no sample of '3' (fedprox lr=0.1, seed 1")
 
 
 def test_the_plan_of_rounds_grows_with_methods_and_seeds() -> None:

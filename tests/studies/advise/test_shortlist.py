@@ -82,6 +82,8 @@ def test_methods_without_a_global_model_are_not_raced_for_one() -> None:
     found = listed(goal="global")
     assert found.excluded["fedrep"] == found.excluded["local"] == "has no global model"
     assert "fedrep" in listed(goal="own").methods
+    assert found.excluded["finetune"] == "has FedAvg's global model"
+    assert "fedavg" in found.methods
 
 
 def test_without_evidence_the_list_is_general_and_says_so() -> None:

@@ -204,9 +204,9 @@ def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, s
 def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate, profile: Profile) -> list[str]:
     """What the reader should know about the answer."""
     found = [shortlist.note] if shortlist.note else []
-    cut = dict.fromkeys(f.candidate.method for rung in race.rungs for f in rung.fates if f.why == CUT)
-    raced = {str(c) for c in finals.scores} | {c.method for c in finals.scores}
-    if gone := [text for text in cut if text not in raced]:
+    cut = dict.fromkeys(f.candidate.name for rung in race.rungs for f in rung.fates if f.why == CUT)
+    raced = {c.name for c in finals.scores}
+    if gone := [name for name in cut if name not in raced]:
         more = f" and {len(gone) - MANY} more" if len(gone) > MANY else ""
         shown = f"{', '.join(gone[:MANY])}{more}"
         found.append(f"Left the race to keep the budget, without being told apart from the leader: {shown}.")

@@ -21,7 +21,7 @@ from fedskew.studies.ranking import FEWEST
 
 BASELINE = "fedavg"
 BESIDE = ("finetune", "local")  # always in the final, with FedAvg
-LEADERS = 4  # further methods in the final
+LEADERS = 3  # further methods in the final
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def run_race(scorer: Scorer, methods: Sequence[str], rounds: int) -> Race:
     """Race the methods. Ends early, with what is known, if the budget ends."""
     rungs, race = rungs_of(rounds), Race([], {}, scorer.state.left_out)
     limit = scorer.budget.limit * RACE_SHARE
-    scores = _first_rung(scorer, methods, rungs[0], limit, race)
+    share = limit * (FIRST_SHARE if len(rungs) > 1 else 1)
+    scores = _first_rung(scorer, methods, rungs[0], share, SLOWEST * limit, race)
     for i, rung in enumerate(rungs):
         if i:
             share = limit if i == len(rungs) - 1 else (scorer.budget.spent + limit) / 2
@@ -122,10 +123,12 @@ def run_race(scorer: Scorer, methods: Sequence[str], rounds: int) -> Race:
     return race
 
 
-def _first_rung(scorer: Scorer, methods: Sequence[str], rounds: int, limit: float, race: Race) -> Scores:
-    """Score every method with each learning rate, then the further ones of those that are ahead."""
+def _first_rung(scorer: Scorer, methods: Sequence[str], rounds: int, share: float, most: float, race: Race) -> Scores:
+    """Score every method with each learning rate, then the further ones of those that are ahead.
+
+    `share` is what all of it may cost, `most` what one run may.
+    """
     lr = scorer.base.training.lr
-    share, most = FIRST_SHARE * limit, SLOWEST * limit
     middle, *others = rates_around(lr)
     scores: dict[Candidate, list[Score]] = {}
     for text in methods:

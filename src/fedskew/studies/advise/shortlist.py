@@ -18,6 +18,7 @@ from fedskew.experiment.config import method_of
 from fedskew.experiment.costs import Costs, measure_costs
 from fedskew.experiment.given import method_text
 from fedskew.methods import REGISTRY
+from fedskew.methods.fedavg import FedAvg
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.board.evidence import Row, Task
 from fedskew.studies.compare import distinct
@@ -147,6 +148,8 @@ def _unusable(
         return "pools the clients' data: a control, not federated"
     if not goal.fits(method):
         return "has no global model"
+    if goal.model == "global" and method.terms_off == {} and not isinstance(method, FedAvg):
+        return "has FedAvg's global model"
     if why := limits.forbids(method, None):
         return why
     if method.public and not public:

@@ -87,7 +87,8 @@ def _lead(
     if not verdict.certain:
         worse = {s.method for s in verdict.standings if s.over and s.over.strictly_certain}
         rest = " or is better" if worse else ""
-        return [f"No method can be told apart from tuned FedAvg{rest} on these data: use {names[baseline]}, {base}"]
+        use = f"No method can be told apart from tuned FedAvg{rest} on these data: use {names[baseline]}, {base}"
+        return [use, *_nearest(verdict, figure, names)]
     name, over = names[verdict.choice], shown[verdict.choice].over
     if over is None:
         return [f"Use {name}: it leads on validation data, and has no test figure"]
@@ -99,6 +100,19 @@ def _lead(
     if verdict.choice == alone and not verdict.ties:
         return [f"Training alone is better than every federated method that was tried: {gap}"]
     return [f"Use {name}: {gap}"]
+
+
+def _nearest(verdict: Verdict, figure: Figure, names: Mapping[str, str]) -> list[str]:
+    """The method with the best mean, if it is better than the baseline's, and why it was not chosen; else nothing."""
+    first = verdict.standings[0]
+    if first.over is None or not _is_better(first.over.mean, figure):
+        return []
+    found = f"{names[first.method]} has the best mean, {gap_text(first.over, figure)} better on validation data"
+    if first.over.certain:
+        found += (
+            f", not enough for the best of {len(verdict.standings) - 1} with {first.over.seeds} seeds: more would tell"
+        )
+    return [found]
 
 
 def listed(names: Sequence[str]) -> str:
