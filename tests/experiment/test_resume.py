@@ -21,7 +21,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.experiment.run import Run, resume
-from fedskew.experiment.run_directory import RunDirectory
+from fedskew.experiment.run_writer import RunWriter
 from fedskew.methods.ccvr import CCVR
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedcd import FedCD
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
 def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_path: Path) -> None:
     started(tmp_path / "run", 4)
     spoil_state(tmp_path / "run")
-    directory = RunDirectory(tmp_path / "run")
+    directory = RunWriter(tmp_path / "run")
     start, troubles = directory.restore(EXPERIMENT)
     directory.close()
     assert start is not None
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_pa
 
 def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "run", 2)
-    monkeypatch.setattr("fedskew.experiment.run_directory.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("fedskew.experiment.run_writer.versions", lambda: {"torch": "9.9"})
     run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
     assert len(run.notes) == 1
     assert f"torch {torch.__version__}" in run.notes[0]

@@ -25,7 +25,8 @@ from fedskew.experiment.live import append_accuracy, clear_failure, write_failur
 from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.own_metric import load_metric
 from fedskew.experiment.result import Result, result_of
-from fedskew.experiment.run_directory import RunDirectory, read_settings
+from fedskew.experiment.run_directory import read_settings
+from fedskew.experiment.run_writer import RunWriter
 from fedskew.experiment.skewness import skew_figures
 from fedskew.experiment.stopping import why_stop
 from fedskew.experiment.tracking import tracked, trackers
@@ -53,7 +54,7 @@ class BaseRun(ABC):
     simulated = True  # whether noise for privacy may follow from the seed
     trusting = True  # whether a round without one finite update ends the run: not if clients may send them on purpose
 
-    def __init__(self, experiment: Experiment, directory: RunDirectory | None, *, resume: bool) -> None:
+    def __init__(self, experiment: Experiment, directory: RunWriter | None, *, resume: bool) -> None:
         self.experiment, self.directory = experiment, directory
         self.rounds = len(experiment.method.stages(experiment.rounds))
         self.start: tuple[int, Payload] | None = None  # (next round, server state); None: from the beginning
@@ -242,7 +243,7 @@ class Run(BaseRun):
         self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
         metric = experiment.evaluation.metric
         self.own = load_metric(metric, self.assembled.world) if metric else None
-        directory = RunDirectory(Path(out), checkpoint_every) if out is not None else None
+        directory = RunWriter(Path(out), checkpoint_every) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
 
