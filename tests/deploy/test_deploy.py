@@ -28,12 +28,12 @@ from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.loop import run
+from fedskew.federation.make_world import make_world
 from fedskew.federation.private import Privacy
 from fedskew.federation.protocol import QuorumLost
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.store import Damaged
 from fedskew.federation.wire import decode, digest, encode
-from fedskew.federation.world import make_world
 from fedskew.methods import REGISTRY
 from fedskew.methods.central import Central
 from fedskew.methods.fedavg import FedAvg

@@ -27,7 +27,8 @@ from fedskew.data.table import Preparation, agree_on, missing_values, prepared, 
 from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.federation.cohort import draw_cohort
-from fedskew.federation.world import World, make_world
+from fedskew.federation.make_world import make_world
+from fedskew.federation.world import World
 from fedskew.models import build as build_net
 from fedskew.models import wrap
 from fedskew.models.own import build_own, find_head, own_net_text
