@@ -45,12 +45,8 @@ from fedskew.cli.options import (
 )
 from fedskew.cli.watch import beside, check_watch
 from fedskew.evaluation.cautions import cautions
-from fedskew.evaluation.figures import (
-    check_goal,
-    leading_figure,
-    target_value,
-    to_target,
-)
+from fedskew.evaluation.figures import check_goal, leading_figure, target_value
+from fedskew.evaluation.rounds import to_target
 
 if TYPE_CHECKING:
     from pathlib import Path

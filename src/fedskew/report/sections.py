@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fedskew.core.settings import UsageError
 from fedskew.data.split.skew import skew
-from fedskew.evaluation.figures import COSTS, DIAGNOSTICS, bytes_text, round_costs, to_target
+from fedskew.evaluation.figures import COSTS, DIAGNOSTICS, bytes_text
+from fedskew.evaluation.rounds import round_costs, to_target
 from fedskew.experiment.assemble import Assembled, assemble, model_text
 from fedskew.experiment.diagnostics import mean_distance
 from fedskew.experiment.run_directory import SavedRun, versions

@@ -14,7 +14,8 @@ import msgspec
 
 from fedskew.core.files import write_atomically
 from fedskew.core.method import Method
-from fedskew.evaluation.figures import ACCURACIES, FIGURES, Figure, to_target
+from fedskew.evaluation.figures import ACCURACIES, FIGURES, Figure
+from fedskew.evaluation.rounds import to_target
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
