@@ -22,8 +22,8 @@ from fedskew.deploy.node import Node
 from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
 from fedskew.experiment import use
-from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
+from fedskew.experiment.nets import net_maker
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 from fedskew.federation.cohort import draw_cohort
