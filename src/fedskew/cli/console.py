@@ -17,7 +17,7 @@ from rich.table import Table
 from fedskew.evaluation.figures import leading_figure
 
 if TYPE_CHECKING:
-    from fedskew.experiment.run import BaseRun
+    from fedskew.experiment.base_run import BaseRun
     from fedskew.federation.protocol import Record
 
 PAGE = 400  # columns if the output is not a terminal: wide enough that tables need not be folded

@@ -28,10 +28,10 @@ from fedskew.deploy.messages import OWN_DATA, Request
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
+from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import write_failure
-from fedskew.experiment.run import BaseRun
 from fedskew.experiment.run_directory import read_settings, versions
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.cohort import draw_cohort
