@@ -179,7 +179,7 @@ def test_a_study_counts_a_diverged_run_as_failed_and_says_so(tmp_path: Path) -> 
     for outcome in (execute(experiment, None), execute(replace(SMALL, training=WILD), None)):
         assert "diverged" in outcome.failed or "not finite" in outcome.failed
         line = summarise([Compared("x", 0, outcome)], None)[0]
-        assert (line["seeds"], line["failed"], line["global"]) == (0, 1, None)
+        assert (line.seeds, line.failed, line.figures["global"].mean) == (0, 1, None)
     assert execute(replace(experiment, on_divergence="warn"), None).failed == ""
 
 
