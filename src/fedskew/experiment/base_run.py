@@ -20,7 +20,7 @@ from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.experiment.stopping import why_stop
 from fedskew.federation.cohort import is_evaluated
-from fedskew.federation.divergence import divergence
+from fedskew.federation.divergence import DivergenceCheck
 from fedskew.federation.loop import run as run_loop
 from fedskew.federation.private import Plan
 from fedskew.federation.protocol import Diverged, Federation, Record, merge_late
@@ -48,6 +48,7 @@ class BaseRun(ABC):
         self.notes: list[str] = []
         self.records: list[Record] = []
         self.result: Result | None = None  # None: not finished yet
+        self.check = DivergenceCheck()
         self.diverged = ""  # why the run counts as diverged; "": it does not
         if directory is None:
             return
@@ -150,7 +151,7 @@ class BaseRun(ABC):
     def _judged(self, record: Record) -> Record:
         """The record, marked if it is the first that shows that the run diverged."""
         if not self.diverged:
-            self.diverged = divergence([*self.records, record])
+            self.diverged = self.check.reason(self.records, record)
             return msgspec.structs.replace(record, diverged=self.diverged)
         return record
 
