@@ -134,7 +134,9 @@ def test_figures_that_arrive_a_round_late_count() -> None:
 
     def site_figures(round: int, mean: float | None) -> Record:
         every = None if mean is None else over_clients(mean=mean, per_class=[mean] * 10)
-        metrics = Metrics(clients=None if every is None else Population(global_=every, personal=every, never_trained=0))
+        metrics = Metrics(
+            clients=None if every is None else Population(global_=every, personal=every, never_trained=0, sampled=False)
+        )
         return msgspec.structs.replace(record(round, None), metrics=metrics)
 
     check, records, said = DivergenceCheck(), list[Record](), []

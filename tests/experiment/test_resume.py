@@ -122,6 +122,19 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
     assert run.result.digest == whole()
 
 
+def test_states_of_the_checkpoint_before_are_kept_even_if_each_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that nobody needs is removed. With one state in each, those of the older checkpoint must stay."""
+    monkeypatch.setattr("fedskew.federation.segments.Segments.__init__.__defaults__", (1,))
+    started(tmp_path / "run", 4)
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run = again(tmp_path / "run")
+    assert [note[:17] for note in run.notes] == ["checkpoint 000003"]
+    assert run.result.digest == whole()
+
+
 def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_path: Path) -> None:
     started(tmp_path / "run", 4)
     spoil_state(tmp_path / "run")
