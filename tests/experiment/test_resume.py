@@ -77,7 +77,7 @@ def again(path: Path, **options: object) -> Run:
     return run
 
 
-def test_a_run_taken_up_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
     started(tmp_path / "run", 3)
     run = again(tmp_path / "run")
     assert run.result.digest == whole()
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_pa
     assert [path.name[:6] for path in directory.checkpoints()] == ["000002"]
 
 
-def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "run", 2)
     monkeypatch.setattr("fedskew.experiment.run_writer.versions", lambda: {"torch": "9.9"})
     run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
@@ -181,7 +181,7 @@ def test_a_directory_in_use_or_with_a_run_in_it_is_refused(tmp_path: Path) -> No
         Run(EXPERIMENT, out=tmp_path / "run")
 
 
-def test_a_folder_without_a_run_cannot_be_taken_up(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         resume(tmp_path)
 
@@ -348,7 +348,7 @@ def test_more_rounds_are_refused_where_the_rounds_so_far_would_be_others(
     assert list(resume(tmp_path / "run")) == []
 
 
-def test_steps_that_lie_in_the_future_do_not_hinder_more_rounds(tmp_path: Path) -> None:
+def test_steps_in_the_future_do_not_prevent_more_rounds(tmp_path: Path) -> None:
     stopped(tmp_path / "run", dataclasses.replace(PLAIN, training=Training(schedule="steps:4=0.01")), 9)
     assert len(list(resume(tmp_path / "run", rounds=5))) == 2
 

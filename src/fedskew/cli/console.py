@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGE = 400  # columns if the output is not a terminal: wide enough that tables need not be folded
 NAME = 40  # letters of a table's first column that are not folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."
+REMEDY = "Resuming would only diverge again; start again with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
 

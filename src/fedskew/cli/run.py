@@ -88,7 +88,7 @@ def run_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Withstand hostile clients: mean, trimmed, median, geometric or krum, as in "
+            help="Robust aggregation against hostile clients: mean, trimmed, median, geometric or krum, as in "
             "median:attackers=2,mixing=nnm.",
         ),
     ] = None,
@@ -112,7 +112,7 @@ def run_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+            help="End early, judged on validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
         ),
     ] = None,
     metric: Annotated[
