@@ -112,7 +112,7 @@ def run_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="End early, judged on validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+            help="End early, by validation data (needs holdout.validation): patience=10[,figure=f1][,min_delta=0.5].",
         ),
     ] = None,
     metric: Annotated[
