@@ -490,7 +490,7 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
     assert lost.code == 0
 
 
-def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
+def test_serve_that_is_stopped_or_left_alone_says_how_to_resume(
     fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fedskew.deploy.server as server
