@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
@@ -99,6 +99,7 @@ LEVELS = st.sampled_from([None, 0.1, 0.1, 0.1, 0.1, 0.05, 0.118, 0.119, 0.28, 0.
 
 
 @given(st.lists(LEVELS, min_size=1, max_size=40), st.integers(0, 40))
+@example([0.6, 0.3, 0.3, *[0.1] * 7], 4)
 def test_a_check_that_goes_on_decides_in_each_round_as_from_the_whole_curve(
     accuracies: list[float | None], resumed: int
 ) -> None:
