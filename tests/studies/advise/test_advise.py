@@ -18,8 +18,9 @@ from fedskew.experiment.config import read_toml
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
 from fedskew.studies.advise.advice import warnings
+from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.goal import Goal
-from fedskew.studies.advise.scoring import Budget, Candidate, Score, Scorer
+from fedskew.studies.advise.scoring import Candidate, Score, Scorer
 
 SMALL = fedskew.Experiment(
     split="sample:keep=400+dirichlet:alpha=0.3,clients=5", model="mlp:hidden=16", rounds=3, step="fast"

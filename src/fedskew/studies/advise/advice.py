@@ -11,12 +11,13 @@ import msgspec
 
 from fedskew.evaluation.figures import Figure
 from fedskew.experiment.config import Experiment
+from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.finals import BASELINE, Finals
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.profile import Profile
 from fedskew.studies.advise.promotion import CUT, Fate
 from fedskew.studies.advise.race import Race
-from fedskew.studies.advise.scoring import Budget, Candidate
+from fedskew.studies.advise.scoring import Candidate
 from fedskew.studies.advise.shortlist import Shortlist
 from fedskew.studies.advise.verdict import Verdict, decide, listed, sentence
 from fedskew.studies.convergence import unsettled_curve

@@ -17,16 +17,18 @@ import msgspec
 
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
-from fedskew.experiment.assemble import Assembled, assemble, net_maker
+from fedskew.experiment.assemble import Assembled, assemble
 from fedskew.experiment.config import Experiment, Stop
 from fedskew.experiment.machine import pick_device
+from fedskew.experiment.nets import net_maker
 from fedskew.federation.protocol import Record
 from fedskew.studies.advise.advice import Advice, Progress, make_advice
+from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.finals import run_finals, test_values
 from fedskew.studies.advise.goal import class_counts, is_balanced, read_goal
 from fedskew.studies.advise.profile import profile_of
 from fedskew.studies.advise.race import ETA, SEEDS, run_race, rungs_of
-from fedskew.studies.advise.scoring import Budget, Candidate, Scorer
+from fedskew.studies.advise.scoring import Candidate, Scorer
 from fedskew.studies.advise.shortlist import Limits, make_shortlist
 from fedskew.studies.board.evidence import Task, shipped
 from fedskew.studies.ranking import FEWEST

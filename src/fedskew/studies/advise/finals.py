@@ -14,9 +14,10 @@ from fedskew.core.settings import UsageError
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.run_directory import read_run
 from fedskew.federation.simulate.simulation import Simulation
+from fedskew.studies.advise.budget import BudgetUsed
 from fedskew.studies.advise.promotion import mean_value
 from fedskew.studies.advise.race import Race
-from fedskew.studies.advise.scoring import BudgetUsed, Candidate, Score, Scorer
+from fedskew.studies.advise.scoring import Candidate, Score, Scorer
 from fedskew.studies.ranking import FEWEST
 
 BASELINE = "fedavg"

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from fedskew.experiment.config import method_of
 from fedskew.experiment.given import method_text
+from fedskew.studies.advise.budget import BudgetUsed
 from fedskew.studies.advise.promotion import Fate, Scores, mean_value, promote
-from fedskew.studies.advise.scoring import BudgetUsed, Candidate, Score, Scorer
+from fedskew.studies.advise.scoring import Candidate, Score, Scorer
 from fedskew.studies.advise.shortlist import ALWAYS
 from fedskew.studies.choice import SEED
 from fedskew.studies.tune import declared_ranges

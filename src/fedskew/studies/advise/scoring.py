@@ -25,6 +25,7 @@ from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import drop_states, is_run, read_settings
 from fedskew.federation.protocol import Record
 from fedskew.methods._find import name_of
+from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.goal import Goal, class_counts
 from fedskew.studies.execution import file_name
 from fedskew.studies.tune import on_validation
@@ -87,31 +88,6 @@ class State(msgspec.Struct, kw_only=True):
     chosen: dict[str, list[tuple[str, float]]] = {}  # by stage, the candidates that it was decided to run
     left_out: dict[str, str] = {}  # candidates, or methods, that the budget did not allow, and why
     done: int = 0  # rounds that were trained
-
-
-@dataclass
-class Budget:
-    """What a race may cost, in seconds of wall-clock time or in rounds of training, and what it has cost."""
-
-    limit: float
-    unit: str  # "seconds" or "rounds"
-    spent: float = 0.0
-
-    @property
-    def left(self) -> float:
-        return self.limit - self.spent
-
-    def cost(self, rounds: float, seconds: float) -> float:
-        """What some rounds cost, if one takes so many seconds."""
-        return rounds if self.unit == "rounds" else rounds * seconds
-
-    def text(self, amount: float) -> str:
-        """An amount in words: "3.1 minutes", "120 rounds"."""
-        return f"{amount:.0f} rounds" if self.unit == "rounds" else f"{amount / 60:.1f} minutes"
-
-
-class BudgetUsed(Exception):
-    """The budget is used up, or would be by this run."""
 
 
 Watch = Callable[[Candidate, int, Record, int], None]  # (candidate, seed, record, rounds of the run)
