@@ -2,10 +2,10 @@
 
 import fedskew
 
-experiment = fedskew.Experiment(
-    data="digits", split="dirichlet:alpha=0.1,clients=6", model="mlp:hidden=32", rounds=6, clients_per_round="all"
+experiment = fedskew.Experiment(data="digits", split="dirichlet:alpha=0.1,clients=6", model="mlp:hidden=32", rounds=4)
+advice = fedskew.advise(
+    experiment, methods=["fedrep"], limits=fedskew.Limits(public=False), budget_rounds=500, seeds=(0, 1, 2)
 )
-advice = fedskew.advise(experiment, methods=["fedrep"], limits=fedskew.Limits(public=False), minutes=2, seeds=(0, 1, 2))
 print(advice.sentence)
 print(advice.best_global)
 for row in advice.finals:
