@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import torch
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -18,6 +19,11 @@ PACKAGE = ROOT / "src" / "fedskew"
 def test_torch_uses_one_thread_here_and_in_processes_that_tests_start() -> None:
     assert torch.get_num_threads() == 1
     assert os.environ["OMP_NUM_THREADS"] == "1"  # which a process inherits
+
+
+def test_no_test_fails_because_the_machine_is_busy() -> None:
+    """By default Hypothesis fails a test whose example takes more than 200 ms."""
+    assert settings().deadline is None
 
 
 def test_no_test_module_imports_another() -> None:
