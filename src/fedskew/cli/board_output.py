@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def run_and_show(
     made: list[Task] = []
     folder = evidence or own_evidence()
 
+    logging.getLogger("fedskew").setLevel(logging.ERROR)  # a method's warnings would be repeated with every seed
     with resumable("the same command"), metered(screen, len(chosen), unit="run") as bar:
 
         def say(done: float, total: int, seconds: float, text: str, at: str) -> None:
@@ -75,15 +77,21 @@ def run_and_show(
     if as_json:
         print_json({"tasks": [msgspec.to_builtins(task, str_keys=True) for task in made], "directory": str(out)})
         return
-    for task in made:
-        print_task(task, screen)
-        state = f"{len(task.missing)} methods are missing" if task.missing else "the task is whole"
-        screen.print(f"{state}; saved in {out / f'{task.name}.json'}\n", markup=False)
+    for done in made:
+        print_task(done, screen)
+        state = f"{len(done.missing)} methods are missing" if done.missing else "the task is whole"
+        screen.print(f"{state}; saved in {out / f'{done.name}.json'}\n", markup=False)
 
 
 def time_text(seconds: float) -> str:
     """Seconds for people: 40 s, 12 min, 3.5 h."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def chosen_tasks(names: Sequence[str], evidence: Path | None) -> list[Task]:
@@ -164,7 +172,9 @@ def print_task(task: Task, screen: Console) -> None:
         for row in task.rows
     ]
     screen.print(make_table(f"{task.name}: {task.title}; {task.seeds} seeds, {goal.words} in %", columns, rows))
-    screen.print("= cannot be told apart from the best; own over fedavg: 95 % interval over seeds and clients, in points")
+    screen.print(
+        "= cannot be told apart from the best; own over fedavg: 95 % interval over seeds and clients, in points"
+    )
     curve = " ".join(f"{100 * value:.1f}" for value in task.curve.mean)
     screen.print(f"fedavg after rounds {', '.join(map(str, task.curve.rounds))}: {curve}", markup=False)
     print_cautions(task, screen)

@@ -6,6 +6,7 @@ used. A run that is interrupted begins again: it takes seconds, or a few minutes
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,10 @@ from fedskew.studies.tables.finished import commit
 
 # what is kept of every evaluation
 KEPT = ("global", "balanced", "f1", "tail", "clients", "clients_worst", "personal", "worst", "new_global", "new")
+
+CRASHED = "stopped by an error in the code:"  # how the reason begins then
+
+log = logging.getLogger("fedskew")
 
 Watch = Callable[[Run, Record], None]  # called after each round
 
@@ -107,12 +112,18 @@ def do_trial(
 
 
 def outcome_of(experiment: Experiment, watch: Watch | None = None, **options: Any) -> Outcome:
-    """Run an experiment in memory. A method that cannot run on such data has failed, with the reason."""
+    """Run an experiment in memory. A method that cannot run on such data has failed, with the reason.
+
+    So has one with an error in its code: a board of hours must not stop for it. It is run again the next time.
+    """
     data = named_data(str(experiment.data), options.get("data_dir"))
     try:
         return execute(replace(experiment, data=data), None, watch, **options)
     except UsageError as error:
         return Outcome(None, [], failed=f"cannot run here: {error}")
+    except Exception as error:
+        log.exception("%s with seed %d", experiment.method_name, experiment.seed)
+        return Outcome(None, [], failed=f"{CRASHED} {type(error).__name__}: {error}")
 
 
 @lru_cache(maxsize=2)
@@ -172,7 +183,7 @@ def read_kept(path: Path, kind: type[Kept], experiment: Experiment) -> Kept | No
 
 
 def _keep(made: Cell | Trial, path: Path | None) -> None:
-    if path is None:
+    if path is None or made.failed.startswith(CRASHED):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

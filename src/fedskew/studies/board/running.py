@@ -52,14 +52,14 @@ def finished(task: TaskFile, method: str, folder: Path) -> Tried:
         wanted = rate_trial(task.cell(method, rate, 0), rate)
         if (trial := read_kept(trial_path(folder, method, rate), Trial, wanted)) is not None:
             trials[rate] = trial
-    rate = chosen_rate(task, trials)
+    best = chosen_rate(task, trials)
     cells = {}
-    for seed in range(task.seeds) if rate is not None else ():
-        assert rate is not None
-        wanted = task.cell(method, rate, seed)
+    for seed in range(task.seeds) if best is not None else ():
+        assert best is not None
+        wanted = task.cell(method, best, seed)
         if (cell := read_kept(cell_path(folder, method, seed), Cell, wanted)) is not None:
             cells[seed] = cell
-    return Tried(method, trials, rate, cells)
+    return Tried(method, trials, best, cells)
 
 
 def run_method(task: TaskFile, method: str, folder: Path, meter: Meter, **options: Any) -> Tried:
@@ -72,13 +72,13 @@ def run_method(task: TaskFile, method: str, folder: Path, meter: Meter, **option
         with meter.run(task, f"{task.name} {method} lr {rate:g}") as watch:
             path = trial_path(folder, method, rate)
             trials[rate] = do_trial(task.cell(method, rate, 0), rate, path, watch, **options)
-    rate, cells = chosen_rate(task, trials), {}
+    best, cells = chosen_rate(task, trials), {}
     for seed in range(task.seeds):
         with meter.run(task, f"{task.name} {method} seed {seed}") as watch:
-            if rate is not None:
+            if best is not None:
                 path = cell_path(folder, method, seed)
-                cells[seed] = do_cell(task.cell(method, rate, seed), path, watch, **options)
-    return Tried(method, trials, rate, cells)
+                cells[seed] = do_cell(task.cell(method, best, seed), path, watch, **options)
+    return Tried(method, trials, best, cells)
 
 
 @dataclass

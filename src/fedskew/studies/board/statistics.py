@@ -94,7 +94,13 @@ def is_control(method: Method) -> bool:
 
 
 def _row(
-    task: TaskFile, tried: Tried, standing: Standing, cells: Mapping[str, Cells], base: Cells, ranked: bool, tied: set[str]
+    task: TaskFile,
+    tried: Tried,
+    standing: Standing,
+    cells: Mapping[str, Cells],
+    base: Cells,
+    ranked: bool,
+    tied: set[str],
 ) -> Row:
     name, own = standing.method, cells[standing.method]
     method = method_of(name)
@@ -177,7 +183,9 @@ def costs(task: TaskFile, own: Cells, base: Cells) -> dict[str, float | None]:
         key: mean_or_none([cell.costs[key] for cell in own.values()])
         for key in ("bytes", "client_seconds", "server_seconds")
     }
-    reached = [_reached(cell, _last_five(base[seed], task.goal), task.goal) for seed, cell in own.items() if seed in base]
+    reached = [
+        _reached(cell, _last_five(base[seed], task.goal), task.goal) for seed, cell in own.items() if seed in base
+    ]
     for i, key in enumerate(("rounds_to_fedavg", "bytes_to_fedavg", "seconds_to_fedavg")):
         found[key] = mean_or_none([None if each is None else each[i] for each in reached])
     total = mean_or_none([_seconds(cell) for cell in own.values()])

@@ -1,11 +1,11 @@
 """The tasks of the board: one TOML file each, in the folder tasks/.
 
-    title     what the task is, in a few words
-    why       why it is on the board
-    seeds     how many paired seeds every method is run with: 0, 1, ...
-    rates     the learning rates that are tried on validation data
-    seconds   what a run of FedAvg takes on one slow core, measured; for estimates only
-    [experiment]   settings of an experiment, all but the method, the seed and the learning rate
+title     what the task is, in a few words
+why       why it is on the board
+seeds     how many paired seeds every method is run with: 0, 1, ...
+rates     the learning rates that are tried on validation data
+seconds   what a run of FedAvg takes on one slow core, measured; for estimates only
+[experiment]   settings of an experiment, all but the method, the seed and the learning rate
 """
 
 from __future__ import annotations
