@@ -84,7 +84,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def seal_of(task: Task) -> str:
     """The checksum of everything in a task but its seal."""
-    plain = msgspec.to_builtins(msgspec.structs.replace(task, seal=""), str_keys=True)
+    as_read = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(task, seal="")), type=Task)
+    plain = msgspec.to_builtins(as_read, str_keys=True)
     return sha256(msgspec.json.encode(plain, order="sorted"))
 
 
