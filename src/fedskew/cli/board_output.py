@@ -65,6 +65,9 @@ def run_and_show(
         ready = {}
         for task, tried in run_board(tasks, chosen, out, meter, workers=1, data_dir=data_dir):
             ready[tried.method] = tried
+            text = f"{task.name} {tried.method} finished, learning rate {tried.rate or 'none'}"
+            left = f"about {time_text(meter.seconds_left())} left"
+            bar.update(meter.done, text, f"run {meter.done} of {meter.total}, {left}: {text}", always=True)
             if len(ready) < len(chosen):
                 continue
             others = [finished(task, name, out / task.name) for name in wanted if name not in ready]

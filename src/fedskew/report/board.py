@@ -55,6 +55,8 @@ def board_page(tasks: Sequence[Task]) -> str:
     for task in tasks:
         for sentence in cautions(task):
             page.add_text(sentence, "warning")
+    links = (f'<li><a href="#{_id(task)}">{escape(task.name)}</a> {escape(task.title)}</li>' for task in tasks)
+    page.add(f"<ul>{''.join(links)}</ul>")
     boxes = (f'<label><input type="checkbox" value="{key}"> {words}</label>' for key, words in FILTERS.items())
     page.add(f'<div class="filters"><b>Show only:</b>{"".join(boxes)}</div>')
     add_heat(page, tasks, "Global model: points over tuned FedAvg", lambda row: row.over, lambda row: row.margin, True)
@@ -71,6 +73,11 @@ def board_page(tasks: Sequence[Task]) -> str:
         add_task(page, task)
     page.add(f"<script>\n{(FOLDER / 'board.js').read_text()}</script>")
     return page.html("fedskew board: which method for which skew?")
+
+
+def _id(task: Task) -> str:
+    """The name of a task's section, for links within the page."""
+    return escape(task.name, quote=True)
 
 
 def cautions(task: Task) -> list[str]:
@@ -105,7 +112,8 @@ def add_heat(page: Page, tasks: Sequence[Task], title: str, over: Read, margin: 
         kinds.append("tied" if ranked and row.tied else "")
         spread = f" ± {100 * width:.2f}" if width is not None else ""
         about = f"{method} on {task.name}: {percent(value)} %, {100 * gap:+.2f}{spread} over {row.seeds} seeds"
-        return f"{100 * gap:+.1f}", 100 * gap, " ".join(filter(None, kinds)), about
+        points = round(100 * gap, 1) + 0.0  # no "-0.0"
+        return f"{points:+.1f}", 100 * gap, " ".join(filter(None, kinds)), about
 
     columns = ["method", *(task.name for task in tasks), *(["win / tie / loss"] if ranked else [])]
     lines_: list[tuple[Row, list[Cell]]] = []
@@ -152,7 +160,7 @@ def scale() -> str:
 
 def add_task(page: Page, task: Task) -> None:
     """One task: what it is, FedAvg's curve, and the table of all methods."""
-    page.add(f'<section id="{escape(task.name, quote=True)}"><h2>{escape(f"{task.name}: {task.title}")}</h2>')
+    page.add(f'<section id="{_id(task)}"><h2>{escape(f"{task.name}: {task.title}")}</h2>')
     page.add_text(task.why)
     for sentence in cautions(task):
         page.add_text(sentence, "warning")
