@@ -77,6 +77,6 @@ def made_task(name: str = "t9", lead: float = 0.05, curve: Sequence[float] = FLA
         last = [curve[-1] + ahead + spread * n for n in noise]
         return made_method(name, *(made_cell((*curve[:-1], value), (value, value - 0.1)) for value in last))
 
-    tried = [method("fedavg", 0.0), method("fedprox", lead, 1.1), method("feddf", 0.02), method("fedgen", -0.03)]
+    tried = [method("fedavg", 0.0), method("fedprox", lead, 1.1), method("ratioloss", 0.02), method("fedgen", -0.03)]
     tried += [method("scaffold", 0.0, -3.0), method("local", -0.2)]
     return make_task(task, tried, [each.method for each in tried])

@@ -120,7 +120,7 @@ def test_filters_hide_rows_and_heads_sort_them_in_a_browser(tmp_path: Path) -> N
 
         assert shown()[0] == "fedprox"
         click("input[value=without-public]")
-        assert "feddf" not in shown()
+        assert "ratioloss" not in shown()
         click("input[value=only-sums]")
         assert "fedgen" not in shown()
         click("input[value=without-state]")

@@ -164,7 +164,7 @@ def test_wins_and_losses_need_an_interval_without_zero() -> None:
     outcomes = {row.method: row.outcome for row in task.rows}
     assert outcomes == {
         "fedprox": "win",
-        "feddf": "win",
+        "ratioloss": "win",
         "fedavg": "",
         "scaffold": "tie",
         "fedgen": "loss",
@@ -186,11 +186,13 @@ def test_a_method_that_diverged_with_one_seed_has_lost() -> None:
 def test_methods_with_public_data_and_controls_are_not_called_the_best() -> None:
     task = made_task(lead=0.0)
     rows = {row.method: row for row in task.rows}
-    assert task.rows[0].method == "feddf"
-    assert rows["feddf"].public
-    assert not rows["feddf"].tied
+    assert task.rows[0].method == "ratioloss"
+    assert rows["ratioloss"].public
+    assert not rows["ratioloss"].tied
     assert rows["fedavg"].tied
-    assert [competes(name) for name in ("fedavg", "feddf", "local", "central", "publiconly")] == [True] + [False] * 4
+    assert [competes(name) for name in ("fedavg", "ratioloss", "local", "central", "publiconly")] == [True] + [
+        False
+    ] * 4
 
 
 def test_half_trained_fedavg_is_flagged_and_nobody_is_ranked() -> None:

@@ -48,9 +48,10 @@ def board_page(tasks: Sequence[Task]) -> str:
     page.add(f"<style>\n{(FOLDER / 'board.css').read_text()}</style>")
     page.add("<header><h1>fedskew board</h1></header><section><h2>Which method for which skew?</h2>")
     page.add_text(
-        "Every method with its default settings on a few tasks, small but real. Its learning rate is one of three, chosen "
-        "on validation data with a seed that is not on the board; then it is run with paired seeds. Figures are of the "
-        "last round, never the best one. FedAvg is tuned like all others, and its curve is flat at the end."
+        "Every method with its default settings on a few tasks, small but real. Its learning rate is one of three, "
+        "chosen on validation data with a seed that is not on the board; then it is run with paired seeds. Figures are "
+        "of the last round, never the best one. FedAvg is tuned like all others; where its curve is not flat at the "
+        "end, nothing is ranked."
     )
     for task in tasks:
         for sentence in cautions(task):
@@ -183,8 +184,8 @@ def add_task(page: Page, task: Task) -> None:
     columns += ["server sees", "client state", "cells"]
     page.add(table(columns, [(row, _cells(task, row, shown)) for row in task.rows], heat=False))
     page.add_text(
-        "In %. over: paired by seed ± half the 95 % interval; own, over: accuracy of clients' own models, with its 95 % "
-        "interval over pairs of a seed and a client. Cost: seconds of clients and server, in runs of FedAvg.",
+        "In %. over: paired by seed ± half the 95 % interval; own, over: accuracy of clients' own models, with its "
+        "95 % interval over pairs of a seed and a client. Cost: seconds of clients and server, in runs of FedAvg.",
         "soft",
     )
     for row in task.rows:
