@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import UnionType
@@ -82,8 +82,9 @@ def checked(given: T, what: str) -> T:
     Numbers of numpy become Python's. Fields whose types are not plain values, as a user's own method may have, are not
     checked. `what` names the dataclass in an error.
     """
+    kind: type[Any] = type(given)
     try:
-        hints = _hints(type(given))
+        hints = _hints(kind)
     except NameError:  # a class made inside a function may name types that only that function knows
         return given
     changed: dict[str, Any] = {}
@@ -95,14 +96,14 @@ def checked(given: T, what: str) -> T:
             msgspec.convert(value, hints[field.name])
         except msgspec.ValidationError as error:
             text = f"{error} - at `$.{field.name}`"
-            raise UsageError(_sentence(type(given), {field.name: value}, what, text)) from None
+            raise UsageError(_sentence(kind, {field.name: value}, what, text)) from None
         except TypeError:  # not a type of plain values
             continue
     return dataclasses.replace(given, **changed) if changed else given  # type: ignore[type-var]
 
 
 @cache
-def _hints(kind: Hashable) -> dict[str, Any]:
+def _hints(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields. Reading them takes milliseconds, and a recipe has hundreds of experiments."""
     return get_type_hints(kind, include_extras=True)
 
