@@ -82,9 +82,8 @@ def checked(given: T, what: str) -> T:
     Numbers of numpy become Python's. Fields whose types are not plain values, as a user's own method may have, are not
     checked. `what` names the dataclass in an error.
     """
-    kind: type[Any] = type(given)
     try:
-        hints = _hints(kind)
+        hints = _hints(type(given))  # type: ignore[arg-type]  # mypy: a type is not Hashable
     except NameError:  # a class made inside a function may name types that only that function knows
         return given
     changed: dict[str, Any] = {}
@@ -96,7 +95,7 @@ def checked(given: T, what: str) -> T:
             msgspec.convert(value, hints[field.name])
         except msgspec.ValidationError as error:
             text = f"{error} - at `$.{field.name}`"
-            raise UsageError(_sentence(kind, {field.name: value}, what, text)) from None
+            raise UsageError(_sentence(type(given), {field.name: value}, what, text)) from None
         except TypeError:  # not a type of plain values
             continue
     return dataclasses.replace(given, **changed) if changed else given  # type: ignore[type-var]
