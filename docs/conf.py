@@ -81,7 +81,10 @@ def block_formula(self: Any, node: Any) -> None:
 # --- links that leave docs, and pages that come from outside
 
 LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
-MOVED = {"examples/README.md": "generated/examples.md", "docs/gallery/plot_splits.py": "generated/splits/plot_splits.rst"}
+MOVED = {
+    "examples/README.md": "generated/examples.md",
+    "docs/gallery/plot_splits.py": "generated/splits/plot_splits.rst",
+}
 LATER = ("board", "advise")  # in the list of pages as soon as they exist
 
 
@@ -130,7 +133,8 @@ def collect_pages(app: Any) -> None:
     )
     write(
         "decisions.md",
-        "# Decisions\n\nChoices that someone may want to undo: context, choice, price.\n\n" + listed.format("/decisions/*"),
+        "# Decisions\n\nChoices that someone may want to undo: context, choice, price.\n\n"
+        + listed.format("/decisions/*"),
     )
     examples = "# Examples\n\nShort scripts that run as they stand; the tests run each of them.\n"
     for script in sorted((ROOT / "examples").glob("*.py")):
