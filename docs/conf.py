@@ -1,8 +1,8 @@
 """Settings of the documentation site: `make docs` builds it without a network, and a warning is an error.
 
-The pages are the Markdown files in docs, which are also read where the repository is hosted. What is done here makes the
-same files work as a site: formulas become MathML, links that leave docs are followed or made plain, and docstrings, which
-are plain text, become reStructuredText.
+The pages are the Markdown files in docs, which are also read where the repository is hosted. What is done here makes
+the same files work as a site: formulas become MathML, links that leave docs are followed or made plain, and
+docstrings, which are plain text, become reStructuredText.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ exclude_patterns = ["_build", "gallery", "**/GALLERY_HEADER.rst", "generated/spl
 suppress_warnings = ["config.cache"]  # a function in the settings of sphinx-gallery
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+smartquotes = False  # they would change quotes in what readers copy
 
 html_theme = "furo"
 html_title = f"fedskew {release}"
@@ -91,8 +92,8 @@ LATER = ("board", "advise")  # in the list of pages as soon as they exist
 def relink(text: str, source: Path, page: Path) -> str:
     """`text` of the file `source`, shown as `page` in docs, with links that the site can follow.
 
-    source: its path in the repository. A README of results is a page of the site, and so is the list of examples; of other
-    files outside docs the path is shown.
+    source: its path in the repository. A README of results is a page of the site, and so is the list of examples; of
+    other files outside docs the path is shown.
     """
 
     def one(match: re.Match[str]) -> str:

@@ -2,13 +2,14 @@
 Who has what
 ============
 
-A split is one partitioner, with any cuts before it and features after it, joined by ``+``. Each block below shows one on
-scikit-learn's digits: 1,437 training images of ten classes. Left: a dot per client and class, its area is the number of
-samples. Right: the sizes of the clients, stacked by class. Below: how skewed it is, in the figures that papers use.
+A split is one partitioner, with any cuts before it and features after it, joined by ``+``. Each block below shows one
+on scikit-learn's digits: 1,437 training images of ten classes. Left: a dot per client and class, its area is the number
+of samples. Right: the sizes of the clients, stacked by class. Below: how skewed it is, in the figures that papers use.
 
 ``fedskew split dirichlet:alpha=0.1,clients=10 --png split.png`` draws the same picture for data of yours.
 """
 
+# sphinx_gallery_start_ignore
 import matplotlib
 
 matplotlib.use("agg")
@@ -44,6 +45,9 @@ def look(split: str) -> None:
     plt.close(figure)
 
 
+# sphinx_gallery_end_ignore
+
+
 # %%
 # iid
 # ---
@@ -53,8 +57,8 @@ show("iid:clients=10")
 # %%
 # dirichlet
 # ---------
-# The usual label skew. Each class is divided among the clients by Dirichlet(alpha): the smaller alpha, the fewer classes
-# a client has. At 0.1 most clients have two or three.
+# The usual label skew. Each class is divided among the clients by Dirichlet(alpha): the smaller alpha, the fewer
+# classes a client has. At 0.1 most clients have two or three.
 show("dirichlet:alpha=0.1,clients=10,min=5")
 
 # %%

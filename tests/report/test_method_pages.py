@@ -25,6 +25,8 @@ def test_every_method_has_a_formula_that_can_be_drawn(name: str) -> None:
     assert "\\" not in drawn, "a command that the converter does not know is printed as it is"
     lines = re.split(r"\\\\", formula)
     assert len(lines) == 1 or all("&" in line for line in lines)
+    assert "&</mi>" not in drawn, "an & outside an environment that aligns is printed as it is"
+    assert drawn.count("<mtr>") == (len(lines) if len(lines) > 1 else 0)
 
 
 def test_the_pages_in_docs_are_up_to_date() -> None:
