@@ -22,7 +22,7 @@ from fedskew.data.split.plot import plot_partition
 from fedskew.data.split.skew import skew
 from fedskew.experiment.assemble import assemble
 
-digits, heart = fedskew.load_data("digits"), fedskew.load_data("heart")
+digits = fedskew.load_data("digits")
 
 
 def show(split: str, data: fedskew.DataSet = digits) -> None:
@@ -46,6 +46,7 @@ def look(split: str) -> None:
 
 
 # sphinx_gallery_end_ignore
+heart = fedskew.load_data("heart")
 
 
 # %%
