@@ -67,6 +67,14 @@ class FedBE(Method):
         venue="ICLR 2021",
         link="arXiv:2009.01974",
     )
+    formula = (
+        r"w_m &\sim \mathcal{N}(\mu, s^2 \, \mathrm{diag}\, \sigma^2), \qquad \mu = \sum_{i \in S} p_i w_i, "
+        r"\qquad \sigma^2 = \sum_{i \in S} p_i (w_i - \mu)^2 \\ "
+        r"p_T(z) &= \text{mean of } \mathrm{softmax}(F(z; w)) \text{ over the } w_m, \text{ the } w_i \text{ and } "
+        r"\mu \\ "
+        r"x &\leftarrow \underset{w}{\mathrm{argmin}} \; \mathrm{KL}\bigl( p_T \,\|\, \mathrm{softmax}(F(\cdot; w)) "
+        r"\bigr) \text{ on } D_0"
+    )
     terms_off = {"epochs": 0}
     sums_only = False
     quick = {"M": 2, "epochs": 2}

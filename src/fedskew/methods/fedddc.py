@@ -95,6 +95,13 @@ class FedDDC(Method):
         venue="Frontiers of Information Technology & Electronic Engineering 2024",
         link="doi:10.1631/FITEE.2300284",
     )
+    formula = (
+        r"w_{tl} &= \sum_{k \in S} Q_k w_k, \qquad Q = \mathrm{softmax}(U_k / L_k) \\ "
+        r"w_{cr} &= w_g \text{ after } I \text{ steps on } \mathrm{CE} \text{ over } D_0 \\ "
+        r"z_{ec} &= s \, z_{tl} + (1 - s) \, z_{cr}, \qquad s = \sigma(v \cdot g(x)) \\ "
+        r"L &= \lambda \, \mathrm{CE} + (1 - \lambda)(\alpha \, \mathrm{TCKD} + \beta \, \mathrm{NCKD}), "
+        r"\qquad \text{teacher } z_{ec}"
+    )
     terms_off = {"J": 0}
     sums_only = False
     quick = {"I": 3, "J": 3}

@@ -39,6 +39,10 @@ class FedDF(Method):
         venue="NeurIPS 2020",
         link="arXiv:2006.07242",
     )
+    formula = (
+        r"x \leftarrow \underset{w}{\mathrm{argmin}} \; \mathrm{KL}\Bigl( \mathrm{softmax} \bigl( \underset{k \in "
+        r"S}{\mathrm{mean}} \; z_k \bigr) \,\|\, \mathrm{softmax}\, F(\cdot; w) \Bigr) \text{ on } D_0"
+    )
     terms_off = {"steps": 0}
     sums_only = False
     quick = {"steps": 3}

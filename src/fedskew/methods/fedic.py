@@ -64,6 +64,13 @@ class FEDIC(Method):
         venue="ICME 2022",
         link="arXiv:2205.00172",
     )
+    formula = (
+        r"z &= \sum_{k \in S} e_k z_k, \qquad e_k \propto \sigma(z_k \cdot s + s_0) \\ "
+        r"z_{ec} &= q \, (a z + b) + (1 - q) \, z_{cr}, \qquad q = \sigma\bigl( v \cdot \underset{k \in "
+        r"S}{\mathrm{mean}} \; f_k + v_0 \bigr) \\ "
+        r"L &= \lambda \, \mathrm{KL}(z_{ec} / T \,\|\, z_{student} / T) + (1 - \lambda) \, \mathrm{CE} \text{ on } "
+        r"D_0"
+    )
     terms_off = {"distil_steps": 0}
     sums_only = False
     quick = {"steps": 3, "distil_steps": 3}

@@ -40,6 +40,12 @@ class SCAFFOLD(Method):
         venue="ICML 2020",
         link="arXiv:1910.06378",
     )
+    formula = (
+        r"y_i &\leftarrow y_i - \eta \, (g_i(y_i) - c_i + c) \\ "
+        r"c_i^+ &= c_i - c + \frac{x - y_i}{K \eta} \\ "
+        r"x &\leftarrow x + \frac{\eta_s}{|S|} \sum_{i \in S} (y_i - x), "
+        r"\qquad c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)"
+    )
     terms_off = None  # the control variates have no weight; in the first round they are 0 and it is uniform FedAvg
     meant = (PLAIN_SGD,)
 
