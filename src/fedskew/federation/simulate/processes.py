@@ -244,11 +244,10 @@ class Workers:
         kind = header["kind"]
         if kind == "Trained":
             size, state_size = header["sizes"]
-            blob = self.results.read(header["file"], size + state_size)
             self.recent_seconds = 0.9 * self.recent_seconds + 0.1 * header["seconds"]
-            payload = decode(memoryview(blob)[:size])
+            payload = decode(self.results.read(header["file"], size))
             update = Update(payload, header["weight"], header["metrics"])
-            return Trained(update, blob[size:], header["seconds"])
+            return Trained(update, self.results.read(header["file"], state_size, size), header["seconds"])
         return read_result(kind, header["fields"])
 
     def _drain(self) -> None:
