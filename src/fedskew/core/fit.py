@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.augment import parse_augment
+from fedskew.core.fast.bf16 import bf16_body
 from fedskew.core.fast.by_hand import chain_of
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
@@ -60,11 +62,12 @@ def fit(
         loss = corrected.loss if corrected else loss
     else:
         descent = PlainDescent(net, training)
-    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu"
+    half = training.precision == "bf16"
+    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu" and not half
     chain = chain_of(net, net.body, net.head) if by_hand else None
     done, total = 0, 0.0
     # dropout reads the global generator: seed it from the site's, and restore it afterwards
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), bf16_body(net, site.device) if half else nullcontext():
         torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
         for x, y in batches(site, training, epochs=epochs, steps=steps):
             if chain is not None and isinstance(descent, FlatDescent):

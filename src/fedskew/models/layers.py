@@ -74,7 +74,7 @@ class ConvPool(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.fast:
             return F.max_pool2d(F.relu(super().forward(x)), 2)
-        if not self.narrow or not torch.is_grad_enabled():
+        if not self.narrow or not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
             return F.relu(max_pool(super().forward(x)))
         x = x.contiguous().view(x.shape)  # one channel in channels_last counts as contiguous; the view resets strides
         weight = self.weight.contiguous()
