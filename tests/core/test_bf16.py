@@ -48,7 +48,8 @@ def test_the_body_computes_in_bfloat16_and_gives_float32_to_the_head_and_the_los
     assert not torch.is_autocast_enabled("cpu")
     net.body(x)
     assert net.body.seen[-1] == torch.float32  # only while it lasts
-    assert not net.body._forward_hooks and not net.body._forward_pre_hooks
+    assert not net.body._forward_hooks
+    assert not net.body._forward_pre_hooks
 
 
 def test_an_error_in_the_body_does_not_leave_autocast_switched_on() -> None:
@@ -82,7 +83,8 @@ def test_gradients_are_float32_and_near_those_of_float32(name: str, options: dic
             nn.functional.cross_entropy(twin(x), y).backward()
         grads.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))  # type: ignore[union-attr]
         assert all(t.dtype != torch.bfloat16 for t in twin.state_dict().values())
-    assert grads[1].dtype == torch.float32 and not torch.equal(*grads)
+    assert grads[1].dtype == torch.float32
+    assert not torch.equal(*grads)
     assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.97
 
 

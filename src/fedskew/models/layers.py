@@ -71,6 +71,13 @@ class ConvPool(nn.Conv2d):
         self.fast = layers.fast
         self.narrow = outputs <= NARROW
 
+    @classmethod
+    def like(cls, conv: nn.Conv2d, layers: Layers) -> ConvPool:
+        """A layer with the parameters of a 5x5 convolution, which is not to be used any more."""
+        made = cls(conv.in_channels, conv.out_channels, cast(int, conv.padding), layers)
+        made.weight, made.bias, made.training = conv.weight, conv.bias, conv.training
+        return made
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.fast:
             return F.max_pool2d(F.relu(super().forward(x)), 2)

@@ -30,7 +30,7 @@ class _Body:
         self.autocast.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, module: nn.Module, inputs: Any, output: Tensor | None) -> Tensor | None:
-        self.autocast.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.autocast.__exit__(None, None, None)
         return None if output is None else output.float()  # None: the module raised an error
 
 
