@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +92,7 @@ def _swap_layers(stack: nn.Sequential) -> None:
         if not (_is_relu(stack[i]) and _is_pool(stack[i + 1])):
             continue
         if i and _is_plain_conv(stack[i - 1]):
-            stack[i - 1] = ConvPool.like(stack[i - 1], layers)
+            stack[i - 1] = ConvPool.like(cast(nn.Conv2d, stack[i - 1]), layers)
             stack[i], stack[i + 1] = nn.Identity(), nn.Identity()
         else:
             stack[i], stack[i + 1] = nn.Identity(), ReluPool(layers)
