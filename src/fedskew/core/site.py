@@ -44,6 +44,7 @@ class Site:
     device: str = "cpu"
     loss: Loss = plain  # the task's own loss, to which methods add their terms
     min_count: int = 1  # a class statistic of fewer samples must not leave this site
+    cores: int = 1  # of the server's site: threads it may use, one for each of several models
     spares: list[Any] = field(default_factory=list)  # nets that `frozen` may reuse
     used: int = 0
 

@@ -104,7 +104,8 @@ def jensen_shannon(p: FloatArray, q: FloatArray) -> FloatArray:
     middle = (p + q) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = [np.where(mix > 0, mix * np.log2(mix / middle), 0.0).sum(1) for mix in np.broadcast_arrays(p, q)]
-    return np.sqrt(np.maximum(sum(terms) / 2, 0.0))
+    distance: FloatArray = np.sqrt(np.maximum((terms[0] + terms[1]) / 2, 0.0))
+    return distance
 
 
 def gini_coefficient(sizes: IntArray) -> float:
