@@ -17,6 +17,7 @@ from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
 from fedskew.core.losses import Corrected, plain
 from fedskew.core.net import Net
+from fedskew.core.samples import to_device
 from fedskew.core.site import Loss, Site
 from fedskew.core.training import Training
 
@@ -118,7 +119,8 @@ def batches(
             order = order[sum(now) :]
             if not site.fast:
                 x = x.contiguous()
-            yield from zip(torch.split(x.to(site.device), now), torch.split(y.to(site.device), now), strict=True)
+            x, y = to_device(x, site.device), to_device(y, site.device)
+            yield from zip(torch.split(x, now), torch.split(y, now), strict=True)
 
     passes = range(epochs or 0) if steps is None else count()
     yield from islice((batch for _ in passes for batch in one_pass()), steps)

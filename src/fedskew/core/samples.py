@@ -89,6 +89,13 @@ def take_together(parts: Sequence[Data]) -> tuple[Tensor, Tensor]:
     return replace(parts[0], index=index).take(torch.arange(len(index)))
 
 
+def to_device(tensor: Tensor, device: str) -> Tensor:
+    """The tensor on a device. To a CUDA GPU it is copied from pinned memory, while the CPU prepares what comes next."""
+    if device.startswith("cuda"):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 def pieces(n: int, size: int) -> Iterator[Tensor]:
     """The positions 0..n-1, `size` at a time."""
     return (torch.arange(start, min(start + size, n)) for start in range(0, n, size))
