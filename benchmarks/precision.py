@@ -1,6 +1,6 @@
 """Whether training in bfloat16 ends where float32 does: small runs of both, with the same seeds, as JSON lines.
 
-    python benchmarks/precision.py > results/precision/small.jsonl
+    python benchmarks/precision.py > runs.jsonl
 
 Two tasks that take seconds: digits with an MLP, and 3,000 images of Fashion-MNIST with a narrow net with batch norm.
 They can show a fault, not that long runs of large nets are level.
@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     tasks = {
-        "digits, mlp": {"data": "digits", "model": "mlp", "rounds": 20},
+        "digits, mlp": {"data": "digits", "model": "mlp", "rounds": 8},
         "fmnist 3,000, cnn4 width 8": {"data": small_fashion(), "model": "cnn4:width=8,track=true", "rounds": 10},
     }
     for task, settings in tasks.items():
