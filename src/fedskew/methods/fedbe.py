@@ -29,7 +29,7 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors, weighted_mean
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Share
-from fedskew.methods._shared.distillation import imitate, on_server, predict, train_student
+from fedskew.methods._shared.distillation import imitate, on_server, predict_all, train_student
 
 
 def weight_variance(sent: Sequence[Update], mu: Tensors) -> Tensors:
@@ -105,7 +105,7 @@ class FedBE(Method):
             return server
         student = model_of(server)
         members = chain([student], (model_of(update.payload) for update in sent), self.draws(site, student, sent))
-        teacher = sharpened([predict(site, model).logits for model in members], self.T)
+        teacher = sharpened([made.logits for made in predict_all(site, members)], self.T)
         settings = {"momentum": self.momentum, "weight_decay": self.weight_decay, "batch_size": self.batch}
         training = on_server(site, lr=self.lr, epochs=1, **settings)
         last: list[Payload] = []

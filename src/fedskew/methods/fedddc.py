@@ -47,6 +47,7 @@ from fedskew.methods._shared.distillation import (
     no_moments,
     on_server,
     predict,
+    predict_all,
     stack_models,
     train_model,
     train_student,
@@ -177,7 +178,7 @@ class FedDDC(Method):
         w_g, teacher = model_of(server), None
         if self.teaches:
             clients = [model_of(update.payload) for update in sent]
-            predictions = [predict(site, model) for model in clients] if self.ec or self.reweights else []
+            predictions = predict_all(site, clients) if self.ec or self.reweights else []
             w_tl = self.reweighted(site, sent, predictions) if self.reweights else w_g
             w_cr = self.rebalanced(site, w_g) if self.rebalances else w_g
             if not self.led and not self.ensembles:

@@ -36,6 +36,7 @@ from fedskew.methods._shared.distillation import (
     no_moments,
     on_server,
     predict,
+    predict_all,
     train_model,
     train_student,
 )
@@ -110,7 +111,7 @@ class FEDIC(Method):
         if not self.distil_steps:
             return server
         w_g, y = model_of(server), site.data.labels
-        predictions = [predict(site, model_of(update.payload)) for update in sent]
+        predictions = predict_all(site, (model_of(update.payload) for update in sent))
         logits, features = torch.stack([v.logits for v in predictions], 1), mean_features(predictions)
         adam = {"optimiser": "adam", "lr": self.lr, "weight_decay": self.weight_decay}
         w_cr = train_model(site, w_g, site.loss, on_server(site, batch_size=self.batch, **adam), self.steps)

@@ -76,7 +76,7 @@ class SCAFFOLD(Method):
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         x, c = broadcast["parameters"], broadcast["control"]
-        state = {"control": c.zeros()} | state
+        state = state if "control" in state else {"control": c.zeros()} | state
         c_i = state["control"]
         at_x = gradient(site, broadcast, state) if self.option == "I" else None
         site.load(broadcast, state)
