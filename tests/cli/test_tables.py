@@ -13,13 +13,6 @@ from helpers.recipes import SMALL
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(SMALL)
-    return path
-
-
 def test_the_table_command_runs_prints_saves_and_documents(fedskew: Any, small: Path, tmp_path: Path) -> None:
     run = fedskew("table", str(small), "--workers", "1")
     assert run.code == 0, run.err

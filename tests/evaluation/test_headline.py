@@ -9,8 +9,9 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.cautions import cautions
-from fedskew.evaluation.figures import FIGURES, check_goal, headline, leading_figure, target_value, to_target
+from fedskew.evaluation.figures import FIGURES, check_goal, headline, leading_figure, target_value
 from fedskew.evaluation.metrics import ClientMetrics, Metrics, ModelMetrics, Population
+from fedskew.evaluation.rounds import to_target
 from fedskew.studies.tune import criterion
 from helpers.records import a_record
 

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from fedskew.core.samples import Data
-from fedskew.evaluation.figures import headline, to_target
+from fedskew.evaluation.figures import headline
 from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
+from fedskew.evaluation.rounds import to_target
 from fedskew.evaluation.scores import ClientScore, Score, score, thirds
 from fedskew.evaluation.summary import Summary, over_clients, summarise
 
