@@ -37,8 +37,6 @@ from sites import Played, few_digits, nodes_in
 
 ANY_FEDAVG = Policy(methods=frozenset({"fedavg"}))
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
 
 def has_flower() -> bool:
     with contextlib.suppress(UsageError):
