@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported, here and in the processes that tests start: sites use one thread, tests run side by side.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -23,6 +24,10 @@ from fedskew.data.sources.catalogue import SOURCES, Found
 from helpers.own_code import MY
 from helpers.processes import quick_context
 from helpers.recipes import SMALL
+
+# a test must not fail because the machine is busy
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 read_digits = cache(SOURCES["digits"].find)
 

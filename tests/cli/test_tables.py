@@ -40,6 +40,7 @@ def test_part_of_a_table_is_not_saved_as_a_finished_one(fedskew: Any, small: Pat
     assert Path("runs/tables/small/small-reduced.json").exists()
 
 
+@pytest.mark.slow
 def test_the_list_of_tables_has_their_cells(fedskew: Any) -> None:
     assert "fedmr-table7" in fedskew("table", "list").out
     rows = {row["name"]: row for row in fedskew("table", "list", "--json").json()["tables"]}

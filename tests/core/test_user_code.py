@@ -33,6 +33,7 @@ def test_its_name_is_the_file_relative_to_the_folder(own_folder: Path, monkeypat
     assert _find.name_of(kind) == f"{own_folder.resolve()}/my.py:Pull"
 
 
+@pytest.mark.slow  # starts a process
 def test_an_object_of_a_file_is_found_again_in_another_process(own_folder: Path) -> None:
     """What a worker does: unpickle before anything else was imported."""
     (own_folder / "method.pickle").write_bytes(pickle.dumps(method_of("my.py:Pull:mu=0.3")))
