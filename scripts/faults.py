@@ -168,6 +168,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 BAD_SITE = """
 import sys, torch
 from fedskew.cli.main import main
+from fedskew.core.tensors import Tensors
 from fedskew.deploy import node
 from fedskew.federation.wire import decode, encode
 correct = node.Node._work
@@ -181,11 +182,11 @@ def corrupted(self, request, broadcast):
         if request.round == 2:
             payload["parameters"][first] = payload["parameters"][first][:1].clone()
         if request.round == 3:
-            payload["extra"] = {"noise": torch.randn(30_000_000)}
+            payload["extra"] = Tensors(noise=torch.randn(30_000_000))
         if request.round == 4:
             answer.weight = float("inf")
         if request.round == 5:
-            payload["extra"] = {"noise": torch.randn(1_500_000)}
+            payload["extra"] = Tensors(noise=torch.randn(1_500_000))
         blob = encode(payload)
         if request.round == 6:
             blob = b"garbage" * 100
