@@ -221,7 +221,7 @@ def test_the_report_shows_how_skewed_the_sites_are(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     write_report([tmp_path / "run"], page, drift=False, data_dir=None)
     text = page.read_text()
-    assert "By the label counts that 2 of 3 sites told" in text
+    assert "2 of 3 sites told their label counts, without the 0.0 % of samples" in text
     assert f"total variation {between.result.skew['total_variation']:.2f}" in text
 
 

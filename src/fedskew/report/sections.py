@@ -114,9 +114,8 @@ def add_told_skew(page: Page, figures: Mapping[str, float | None], classes: int)
     """How skewed real sites are, by the label counts that they told (`fedskew serve --profile`)."""
     value = {name: figure or 0.0 for name, figure in figures.items()}
     page.add_text(
-        f"By the label counts that {value['clients']:.0f} of {value['sites']:.0f} sites told, without "
-        f"the {100 * value['withheld']:.1f} % of their samples in classes too small to be told. "
-        f"{_skew_text(value, classes)}",
+        f"{value['clients']:.0f} of {value['sites']:.0f} sites told their label counts, without the "
+        f"{100 * value['withheld']:.1f} % of samples in classes too small to be told. {_skew_text(value, classes)}",
         "soft",
     )
 
@@ -127,7 +126,7 @@ def _skew_text(figures: Mapping[str, float], classes: int) -> str:
         f"Mean distance of a client's mix of classes to the global mix (0 equal, 1 disjoint): total variation "
         f"{figures['total_variation']:.2f}, Hellinger {figures['hellinger']:.2f}, Jensen-Shannon "
         f"{figures['jensen_shannon']:.2f}. Effective classes per client {figures['effective_classes']:.1f} of "
-        f"{classes}, {100 * figures['empty_cells']:.0f} % of (client, class) cells empty. Gini of the sizes "
+        f"{classes}, {100 * figures['empty_cells']:.0f} % of (client, class) cells empty. Size Gini "
         f"{figures['size_gini']:.2f}; imbalance factor {figures['imbalance_factor']:.1f}."
     )
 
