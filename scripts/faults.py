@@ -134,7 +134,8 @@ def killed(folder: Path) -> None:
     method, rounds, epochs = "scaffold", 6, 150
     undisturbed = expected(method, rounds, epochs)
     with Trial(folder) as trial:
-        server, port = trial.serve(*arguments(folder, method, rounds, epochs))
+        patient = ("--grace", "300")  # a busy machine needs a minute to start a site again
+        server, port = trial.serve(*arguments(folder, method, rounds, epochs, *patient))
         sites = {name: trial.join(name, port, "--data", "digits") for name in trial.sites}
         server.wait_for("round 2/")
         time.sleep(0.5)
@@ -147,7 +148,7 @@ def killed(folder: Path) -> None:
         server.kill()
         time.sleep(1.0)
         check(not any(alive(pid) for pid in child_processes), "a killed server leaves no process")
-        again, _ = trial.serve("--resume", str(folder / "run"), port=port)
+        again, _ = trial.serve("--resume", str(folder / "run"), *patient, port=port)
         check(again.wait_for(r"after round (\d)") in "45", "the server resumes after the last finished round")
         check(again.end(600) == 0, "the run ends")
         result = trial.result("run")
