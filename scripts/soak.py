@@ -171,7 +171,8 @@ def main() -> None:
                 lost = {record.round: record.lost for record in run.records if record.lost}
                 same = run.result is not None and run.result.digest == expected
                 print(
-                    f"  {'the digest of the simulator' if same else 'ANOTHER DIGEST'}; left out: {lost or 'none'}",
+                    f"  {'the digest of the simulator' if same else 'ANOTHER DIGEST, not'} {expected[:16]}; "
+                    f"left out: {lost or 'none'}",
                     flush=True,
                 )
                 if not same:

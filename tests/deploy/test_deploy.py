@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
+from alike import alike
 
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
@@ -55,23 +55,6 @@ def in_one_process(what: Experiment, folder: Path) -> tuple[Any, list[Any]]:
     alone = Run(replace(what, data=few_digits(folder)))
     metrics = [record.metrics for record in alone]
     return alone.result, metrics
-
-
-def alike(a: Any, b: Any) -> bool:
-    """Whether figures are equal; losses up to rounding, as a simulation evaluates clients in common batches."""
-    if isinstance(a, msgspec.Struct) and isinstance(b, msgspec.Struct):
-        return alike(msgspec.structs.asdict(a), msgspec.structs.asdict(b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        close = {key for key in a if key == "loss" and isinstance(a[key], float) and isinstance(b.get(key), float)}
-        rest = a.keys() - close
-        return (
-            a.keys() == b.keys()
-            and all(a[key] == pytest.approx(b[key], rel=1e-5) for key in close)
-            and all(alike(a[key], b[key]) for key in rest)
-        )
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    return bool(a == b)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if not kind.pooled])

@@ -8,6 +8,7 @@ import io
 import queue
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,8 +37,6 @@ from helpers.own_code import MY
 from sites import Played, few_digits, nodes_in
 
 ANY_FEDAVG = Policy(methods=frozenset({"fedavg"}))
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 
 def has_flower() -> bool:
@@ -490,6 +489,22 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
     assert lost.code == 0
 
 
+def test_serve_ends_with_code_5_if_a_site_never_took_part(
+    fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fedskew.deploy.server as server
+
+    def spoil(place: int, ask: Any, answer: Any, payload: bytes) -> Any:
+        return None if place == 1 and ask["kind"] == "work" else (answer, payload)
+
+    nodes = nodes_in(tmp_path, policy=ANY_FEDAVG)
+    monkeypatch.setattr(server, "FlowerProcess", lambda *given: Played(nodes, spoil, named=False))
+    common = ["--insecure", "--data", few_digits(tmp_path), "--split", "iid:clients=3", "--rounds", "1"]
+    said = fedskew("serve", *common, "--timeout", "1", "--out", "run")
+    assert said.code == 5
+    assert "the run is complete, but these sites never took part: south." in said.err
+
+
 def test_serve_that_is_stopped_or_left_alone_says_how_to_resume(
     fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,6 +565,41 @@ def test_keys_are_made_once_and_for_their_owner_only(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in tmp_path.rglob("*") if path.is_dir()} == {0}
     with pytest.raises(UsageError, match="a key is not overwritten"):
         certs.make_certs(tmp_path, [], ["a"], 30)
+
+
+@needs_flower
+@pytest.mark.slow
+def test_other_hosts_need_a_renewal_which_sites_with_the_old_authority_accept(tmp_path: Path) -> None:
+    certs.make_certs(tmp_path, ["old.example"], ["a"], 30)
+    folder = tmp_path / "server"
+    before, authority = (folder / "server.crt").read_text(), (tmp_path / "a" / "ca.crt").read_text()
+    with pytest.raises(UsageError, match=r"is for old\.example, not for new\.example.*fedskew certs renew"):
+        certs.make_certs(tmp_path, ["new.example"], ["b"], 30)
+    assert not (tmp_path / "b").exists()
+    until, hosts = certs.renew(tmp_path, ["new.example"], 90)
+    assert hosts == ["new.example"]
+    assert 88 <= certs.days_left(until) <= 90
+    assert (folder / "server.crt.old").read_text() == before
+    assert (folder / "ca.crt").read_text() == authority
+    assert shakes_hands(folder, tmp_path / "a" / "ca.crt", "new.example") == ""
+    assert "old.example" in shakes_hands(folder, tmp_path / "a" / "ca.crt", "old.example")
+
+
+def shakes_hands(server: Path, authority: Path, host: str) -> str:
+    """Why a client that trusts the authority refuses this server under a host name; "" if it accepts it."""
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(server / "server.crt", server / "server.key")
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(authority)).wrap_bio(down, up, server_hostname=host)
+    ends = [client, theirs.wrap_bio(up, down, server_side=True)]
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError as error:
+            return str(error)
+    return ""
 
 
 @needs_flower

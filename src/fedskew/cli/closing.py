@@ -55,11 +55,7 @@ def print_result(
         f"total {result.seconds:.1f} s"
     )
     if result.epsilon is not None:
-        table = result.settings["privacy"]
-        screen.print(
-            f"differential privacy of clients: epsilon {result.epsilon:.3g} at delta {table['delta']:g}, clip "
-            f"{table['clip']:g}; it covers the model, not the figures above"
-        )
+        screen.print(privacy_text(result))
     if result.left_out is not None:
         screen.print(f"robust aggregation left out {percent(result.left_out)} % of clients a round")
     if result.diagnostics is not None:
@@ -74,6 +70,15 @@ def print_result(
         screen.print(f"to {what}: {how}")
     screen.print(f"digest {result.digest[:16]}, model_digest {result.model_digest[:16]}")
     screen.print(f"saved in {path}")
+
+
+def privacy_text(result: Result) -> str:
+    """What a run with differential privacy spent, in one line."""
+    table = result.settings["privacy"]
+    return (
+        f"differential privacy of clients: epsilon {result.epsilon:.3g} at delta {table['delta']:g}, clip "
+        f"{table['clip']:g}; it covers the model, not the figures above"
+    )
 
 
 IMBALANCED = ("balanced", "f1", "auroc")  # shown before accuracies where these may mislead

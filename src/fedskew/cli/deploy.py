@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedskew.cli.closing import privacy_text
 from fedskew.cli.console import end_if_diverged, exit_with, print_json, record_text, resumable
 from fedskew.cli.logs import Say, printer
 from fedskew.cli.options import (
     ClientsPerRound,
     Config,
     DataDir,
+    Epsilon,
     Json,
     MethodName,
     OnDivergence,
@@ -60,6 +62,7 @@ def serve_command(
     ] = None,
     rounds: Rounds = None,
     clients_per_round: ClientsPerRound = None,
+    epsilon: Epsilon = None,
     quorum: Quorum = None,
     on_divergence: OnDivergence = None,
     seed: Seed = None,
@@ -88,6 +91,10 @@ def serve_command(
     norm_bound: Annotated[
         float, typer.Option(min=0, metavar="FACTOR", help="Refuse an update this many times the usual norm; 0: never.")
     ] = 1000,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Ask the sites for their label counts; only those that allow it tell them."),
+    ] = False,
     server_data: Annotated[
         str, typer.Option(metavar="PATH", help="Test set and public data of the server itself.")
     ] = "",
@@ -110,6 +117,7 @@ def serve_command(
         clients_per_round=clients_per_round,
         quorum=quorum,
         on_divergence=on_divergence,
+        epsilon=epsilon,
         seed=seed,
     )
     kind: Any = choose
@@ -125,6 +133,7 @@ def serve_command(
         patience=patience,
         limit=limit * 10**6,
         norm_bound=norm_bound,
+        profile=profile,
         choose=kind,
         server_data=server_data,
         data_dir=data_dir,
@@ -168,6 +177,8 @@ def follow(served: Served, say: Say) -> None:
             took = f"{record.seconds:.1f} s, clients {record.client_seconds:.1f} s"
             say(f"round {record.number}/{served.rounds}: {record_text(record)} ({took})")
     assert served.result is not None
+    if served.result.epsilon is not None:
+        say(privacy_text(served.result))
     say(f"digest {served.result.digest[:16]}, model_digest {served.result.model_digest[:16]}")
     say(f"saved in {path}")
 
@@ -200,6 +211,9 @@ def join_command(
             "--policy", metavar="FILE", help="TOML file of what this site does for a server and what may leave it."
         ),
     ] = None,
+    allow_profile: Annotated[
+        bool, typer.Option("--allow-profile", help="Tell a server that asks how many training samples each class has.")
+    ] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(metavar="HASH", help="Agree to the experiment with this fingerprint; repeatable."),
@@ -228,7 +242,7 @@ def join_command(
         raise UsageError("--insecure needs a --name of this site, as in --name site-1.")
     if certs is not None:
         name = certs.resolve().name
-    policy = join_policy(policy_file, allow or [], accept or [], max_seconds)
+    policy = join_policy(policy_file, allow or [], accept or [], max_seconds, allow_profile)
     memory_limit(policy.memory)
     say = printer(sys.stderr, log_file, f"fedskew: {name}: ")
     loaded = joining.load_own_data(data, data_dir)

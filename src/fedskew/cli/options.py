@@ -45,6 +45,10 @@ Seed = Annotated[str | None, typer.Option(metavar="N", help="Seed of everything 
 Quorum = Annotated[
     str | None, typer.Option(metavar="N", help="Updates a round needs: a count, or a share below 1 of the clients.")
 ]
+Epsilon = Annotated[
+    str | None,
+    typer.Option(metavar="E", help="Client-level differential privacy: the budget; it decides the noise."),
+]
 OnDivergence = Annotated[
     str | None,
     typer.Option(

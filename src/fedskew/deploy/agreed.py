@@ -22,6 +22,7 @@ class Agreed(msgspec.Struct):
     task: Task | None = None  # if sites bring their own data
     server_data: str = ""  # see Hosting
     samples: dict[str, int] = {}  # training samples that sites reported, by name, if they bring their own data
+    counts: dict[str, dict[str, int]] = {}  # label counts of the sites that told them: site -> class -> samples
 
 
 def read_agreed(out: Path, keys: Sequence[str], server_data: str, *, resume: bool) -> tuple[Agreed, list[str]]:

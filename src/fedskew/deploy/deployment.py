@@ -47,6 +47,7 @@ class Deployment:
     late: Metrics | None = None  # the clients' metrics of the previous round
     known: list[tuple[int, dict[int, float]]] = field(default_factory=list)  # see `own_accuracies`
     layouts: dict[str, Layout] = field(default_factory=dict)  # of updates, by stage
+    shortened: set[int] = field(default_factory=set)  # clients that shortened an update to a bound of their own
     summary: Summary = field(default_factory=Summary)  # of the last evaluation
 
     def __post_init__(self) -> None:
@@ -97,10 +98,13 @@ class Deployment:
                 norms[client] = norms_of(reply.payload)
         return outliers(norms, norms_of(broadcast), self.norm_bound)
 
-    @staticmethod
-    def _as_reply(reply: SiteReply) -> Reply:
+    def _as_reply(self, reply: SiteReply) -> Reply:
         if reply.answer is None or reply.why:
             return Reply(reply.client, None, reply.why)
+        if reply.answer.clipped and reply.client not in self.shortened:
+            self.shortened.add(reply.client)
+            name = self.roster.names[reply.client]
+            self.roster.say(f"note: site {name} shortens its updates to a bound of its own: results depend on it")
         update = update_of(reply.answer, reply.payload)
         return Reply(reply.client, update, seconds=max(0.0, reply.answer.seconds))
 

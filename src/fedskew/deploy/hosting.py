@@ -24,6 +24,7 @@ class Hosting:
     patience: float = 600.0  # seconds to wait for the sites to join at the start
     limit: int = 2 << 30  # the largest reply, in bytes
     norm_bound: float = 1000.0  # an update of more than this times the round's usual norm is refused; 0: none is
+    profile: bool = False  # ask sites that bring their own data for their label counts
     choose: Literal["all", "online"] = "all"  # the sites a cohort is drawn from
     server_data: str = ""  # if sites bring their own data: the server's test set and public data; "": none
     data_dir: Path | None = None  # where named data sets are; None: the default folder

@@ -35,8 +35,11 @@ Short = Annotated[str, Meta(max_length=300)]
 Kind = Literal["uint8", "float32"]
 
 
-class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
-    """What a site reports about its own data, once: no samples; sums over all pixels, or over a table's columns."""
+class SiteFacts(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a site reports about its own data, once: no samples; sums over all pixels, or over a table's columns.
+
+    Fields without a value are not sent: a server of an earlier version would refuse those that it does not know.
+    """
 
     shape: Shape  # of one sample, as it is stored
     kind: Literal["uint8", "float32", "table"]  # images, vectors, or a table
@@ -46,6 +49,9 @@ class SiteFacts(msgspec.Struct, forbid_unknown_fields=True):
     sums: Totals = ()  # of the pixels, per channel
     squares: Totals = ()  # of the squared pixels, per channel
     columns: Annotated[tuple[ColumnSums, ...], Meta(max_length=10_000)] = ()  # of a table's training samples
+    # training samples by class, in the order of `labels`, 0 for a class that is too small to be told (see profile.py);
+    # None: not asked for, or this site's operator does not allow it
+    counts: Annotated[tuple[Total, ...], Meta(max_length=MOST_CLASSES)] | None = None
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -76,6 +82,7 @@ class Request(msgspec.Struct, frozen=True):
     keep: Round = -1  # the earliest round that the server may go back to
     train: bool = False
     counts: bool = False  # whether to send `Answer.counts`: a server of an earlier version would refuse them
+    profile: bool = False  # whether to report `SiteFacts.counts`, to "hello"; a site's operator may not allow it
     evaluate_round: Round = -1  # evaluate the broadcast as the model after this round; -1: do not evaluate
     settings: dict[str, Any] = {}  # the experiment, as in settings.toml
     task: Task | None = None  # with data "sites"
@@ -83,16 +90,18 @@ class Request(msgspec.Struct, frozen=True):
     versions: dict[Short, Short] = {}  # of the server's packages that decide the result
 
 
-class Answer(msgspec.Struct, forbid_unknown_fields=True):
+class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A site's answer to a request. The bytes that come with it are the payload of its update.
 
-    `run` and `round` are those of the request: an answer to another one does not count.
+    `run` and `round` are those of the request: an answer to another one does not count. Fields that have their default
+    are not sent.
     """
 
     lost: Annotated[str, Meta(max_length=2000)] = ""  # why there is no update
     run: Annotated[str, Meta(max_length=64)] = ""
     round: Round = -1
     weight: float = 0.0
+    clipped: bool = False  # whether the site shortened its update to a bound of its own (`Policy.clip`)
     metrics: dict[str, float] = {}  # of training
     seconds: float = 0.0  # how long it trained
     shared: PlainScore | None = None  # score of the global model on the client's test samples
@@ -135,6 +144,8 @@ def problem_in_facts(facts: SiteFacts) -> str:
         return f"reported a class with an unprintable name ({clean(bad[0], 40)})"
     if not facts.samples:
         return "reported no training samples"
+    if facts.counts is not None and (why := _problem_in_label_counts(facts.counts, facts)):
+        return why
     if facts.kind == "table":
         return _problem_in_columns(facts)
     if facts.columns:
@@ -149,6 +160,15 @@ def problem_in_facts(facts: SiteFacts) -> str:
     for total, square in zip(facts.sums, facts.squares, strict=True):  # of numbers from 0 to 255
         if not (total <= square <= 255 * total <= 255 * 255 * facts.pixels and total**2 <= facts.pixels * square):
             return "reported sums that no pixels have"
+    return ""
+
+
+def _problem_in_label_counts(counts: tuple[int, ...], facts: SiteFacts) -> str:
+    """Why label counts cannot be true; "" if they can. Samples may be missing from them only if a class has none."""
+    if len(counts) != len(facts.labels):
+        return f"reported label counts of {len(counts)} classes, but has {len(facts.labels)}"
+    if (total := sum(counts)) > facts.samples or (total < facts.samples and 0 not in counts):
+        return f"reported label counts of {total} samples, but has {facts.samples}"
     return ""
 
 

@@ -19,15 +19,17 @@ from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.limits import TimeIsUp, time_limit
 from fedskew.deploy.messages import OWN_DATA, Answer, Request, SiteFacts, as_header, plain_counts, plain_score, read
 from fedskew.deploy.policy import Consent, Policy, Refusal, read_experiment, with_stand_in
+from fedskew.deploy.profile import told_counts
 from fedskew.deploy.states import States
 from fedskew.evaluation.scores import ClientScore
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_directory import versions
 from fedskew.federation.intake import expected_layout
+from fedskew.federation.private import shortened
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, perform
 from fedskew.federation.store import Blob, Damaged
-from fedskew.federation.wire import decode_from_peer, digest, encode
+from fedskew.federation.wire import decode_from_peer, digest, encode, layout_of
 from fedskew.federation.world import World
 
 MOST_TENSORS = 100_000  # in a broadcast; efficientnet-b0 has about 700
@@ -105,8 +107,8 @@ class Node:
                 raise Refusal(str(error)) from None
             return self._work(request, broadcast)
         if request.kind == "hello":
-            self._agree(request)
-            return Answer(versions=versions(), facts=self._facts(request)), b""
+            experiment = self._agree(request)
+            return Answer(versions=versions(), facts=self._facts(request, experiment)), b""
         return Answer(), b""
 
     def _agree(self, request: Request) -> Experiment:
@@ -121,9 +123,17 @@ class Node:
             self.notes.append(clean(f"the server has {', '.join(other)}: results may not be bit-identical"))
         return experiment
 
-    def _facts(self, request: Request) -> SiteFacts | None:
+    def _facts(self, request: Request, experiment: Experiment) -> SiteFacts | None:
         data = self._own_data()  # loaded at once: the first round should not wait for it
-        return handshake.facts_of(data) if self._uses_own_data(request) else None
+        if not self._uses_own_data(request):
+            return None
+        facts = handshake.facts_of(data)
+        if request.profile and self.policy.profile:
+            facts.counts = told_counts(data.y_train, data.classes, experiment.privacy.min_count or 1)
+            self.notes.append(f"tells the server its label counts, {sum(facts.counts)} of {facts.samples} samples")
+        elif request.profile:
+            self.notes.append("the server asks for label counts; they stay here (--allow-profile would send them)")
+        return facts
 
     def _uses_own_data(self, request: Request) -> bool:
         """Whether sites bring their own data in this run; if not, they must be those that the run splits."""
@@ -195,22 +205,27 @@ class Node:
         if not len(world.train[client]):
             answer.lost = "has no training data"
             return answer, b""
-        if self.policy.groups:  # before it trains, so that no time is spent on what may not leave
-            sent = expected_layout(world.method, world.site(client, request.round, request.stage), broadcast)
-            self.policy.check_groups(group for group, *_ in sent)
+        if self.policy.groups or self.policy.clip is not None:  # before it spends time on what may not leave
+            site = world.site(client, request.round, request.stage)
+            self.policy.check_layout(expected_layout(world.method, site, broadcast))
         result = self._perform(world, Job("train", request.round, request.stage, client), broadcast, state)
         if isinstance(result, Lost):
             self.notes.append(clean(result.why))
             answer.lost = ": ".join(clean(result.why).split(": ")[:2])  # "failed: TypeError"; the rest may name files
             return answer, b""
         assert isinstance(result, Trained)
-        self.policy.check_groups(group for group, tensors in result.update.payload.items() if tensors)
+        self.policy.check_layout(layout_of(result.update.payload))
+        payload, clip = result.update.payload, self.policy.clip
+        if clip is not None:
+            payload, norm = shortened(payload, broadcast, clip)
+            answer.clipped = norm > clip
+            self.notes.append(f"round {request.round + 1}: the norm of the update is {norm:.3g}, at most {clip:g} left")
         self.states.settle(request.run, request.base, request.keep)
         self.states.put(request.run, request.round, result.state)
         answer.weight, answer.seconds = result.update.weight, result.seconds
         allowed = self.policy.metrics
         answer.metrics = {k: v for k, v in result.update.metrics.items() if allowed is None or k in allowed}
-        return answer, encode(result.update.payload)
+        return answer, encode(payload)
 
     @staticmethod
     def _perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:

@@ -19,11 +19,13 @@ import torch
 from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError, build
 from fedskew.core.text import clean
-from fedskew.core.training import Count, Natural, NotNegative
+from fedskew.core.training import Count, Natural, NotNegative, Positive
 from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet
 from fedskew.experiment.config import Experiment, from_dict, read_toml
 from fedskew.experiment.nets import net_maker
+from fedskew.federation.private import check_shortening
+from fedskew.federation.wire import Layout
 from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
 
@@ -49,8 +51,11 @@ class Policy:
     parameters: the largest net.
     groups: groups of tensors that may leave, such as "parameters" and "prototypes" (see docs/methods.md); empty: any.
     min_count: the least `privacy.min_count` of an experiment that sends class statistics.
+    clip: largest norm of an update that leaves, all groups together; a longer one is shortened here, whatever the
+        experiment does. Updates that cannot be (class statistics, batch-norm statistics) are refused. None: no bound.
     metrics: names of the training figures that may leave, such as "loss"; None: all.
     counts: whether counts of right and wrong predictions on the test samples, by class, may leave.
+    profile: whether the numbers of training samples by class may leave, if a server asks for them.
     memory: the most memory that `fedskew join` may use, in MB (Linux only); 0: no limit.
     """
 
@@ -64,8 +69,10 @@ class Policy:
     parameters: Count = 500_000_000
     groups: frozenset[str] = frozenset()
     min_count: Count = 1
+    clip: Positive | None = None
     metrics: frozenset[str] | None = None
     counts: bool = True
+    profile: bool = False
     memory: Natural = 0
 
     def check(self, experiment: Experiment) -> None:
@@ -86,6 +93,15 @@ class Policy:
         for name, text in (("model", experiment.model), ("split", experiment.split)):
             if any(len(n) > 6 or int(n) > LARGEST_NUMBER for n in re.findall(r"\d{5,}", str(text))):
                 raise Refusal(f"{name} has a number above {LARGEST_NUMBER}, the most that this site allows")
+
+    def check_layout(self, layout: Layout) -> None:
+        """Raise `Refusal` if updates of this layout may not leave, or cannot be shortened to `clip`."""
+        self.check_groups(group for group, *_ in layout)
+        if self.clip is not None:
+            try:
+                check_shortening(layout)
+            except UsageError as error:
+                raise Refusal(f"this site bounds updates to the norm {self.clip:g}, but {error}") from None
 
     def check_groups(self, groups: Iterable[str]) -> None:
         """Raise `Refusal` if an update has a group of tensors that may not leave."""
@@ -129,8 +145,17 @@ def parse_allowed(texts: Sequence[str]) -> Policy:
     return Policy(methods=frozenset(allowed["method"]), models=frozenset(allowed["model"]))
 
 
-def join_policy(file: Path | None, allow: Sequence[str], accept: Sequence[str], seconds: float | None) -> Policy:
-    """The policy of `fedskew join`: a file, to which --allow and --accept add; --max-seconds takes precedence."""
+def join_policy(
+    file: Path | None,
+    allow: Sequence[str],
+    accept: Sequence[str],
+    seconds: float | None,
+    profile: bool = False,
+) -> Policy:
+    """The policy of `fedskew join`: a file, to which --allow, --accept and --allow-profile (`profile`) add.
+
+    --max-seconds takes precedence over the file.
+    """
     policy, more = read_policy(file) if file is not None else Policy(), parse_allowed(allow)
     return replace(
         policy,
@@ -138,6 +163,7 @@ def join_policy(file: Path | None, allow: Sequence[str], accept: Sequence[str], 
         models=policy.models | more.models,
         experiments=policy.experiments | frozenset(accept),
         seconds=policy.seconds if seconds is None else seconds,
+        profile=policy.profile or profile,
     )
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,14 +17,14 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.loading import load
-from fedskew.deploy import handshake
+from fedskew.deploy import handshake, profile
 from fedskew.deploy.agreed import FILE, read_agreed
 from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.deployment import Deployment
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
 from fedskew.deploy.hosting import Hosting
-from fedskew.deploy.messages import OWN_DATA, Request
+from fedskew.deploy.messages import OWN_DATA, Request, SiteFacts
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
@@ -34,6 +34,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import write_failure
 from fedskew.experiment.run_directory import read_settings, versions
 from fedskew.experiment.run_writer import RunWriter
+from fedskew.experiment.skewness import skew_figures
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.federation.wire import digest
@@ -83,6 +84,10 @@ class Served(BaseRun):
             raise UsageError("evaluation.metric is for simulated runs; between sites predictions are only counted.")
         if experiment.stop.patience:
             raise UsageError("stop is for simulated runs: between sites a round's figures arrive one round later.")
+        if hosting.profile and experiment.data != OWN_DATA:
+            raise UsageError(
+                "--profile is for sites with their own data (--data sites): how others are split is known."
+            )
         if experiment.privacy.min_count is None:
             least = read_settings(out).privacy.min_count if resume else MIN_COUNT
             experiment = replace(experiment, privacy=replace(experiment.privacy, min_count=least))
@@ -152,7 +157,8 @@ class Served(BaseRun):
             answers = {name: answer for name, answer in answers.items() if name in facts}
         if self.agreed.task is not None and (filled := handshake.describe_filling(self.agreed.task, facts)):
             self.say(f"note: {filled}")
-        self.agreed.samples |= {name: fact.samples for name, fact in facts.items()}
+        for name, fact in facts.items():
+            self._note_facts(name, fact)
         joined = f"{len(answers)} of {self.expected} sites joined within {patience:g} s"
         for name, answer in sorted(answers.items()):
             if other := [f"{k} {v}" for k, v in answer.versions.items() if versions().get(k) not in (v, None)]:
@@ -165,6 +171,9 @@ class Served(BaseRun):
         if self.own_data and self.agreed.task is None:
             raise UsageError(f"no site joined within {patience:g} s; give more time with --patience.")
         write_atomically(self.path / FILE, msgspec.json.encode(self.agreed))
+        if self.hosting.profile:
+            silent = [name for name in self.agreed.sites if name not in self.agreed.counts]
+            self.say(profile.describe(self._skew(), silent))
         self.lineup = self._make_lineup()
         assert self.directory is not None
         self.directory.describe(self._card())
@@ -208,6 +217,7 @@ class Served(BaseRun):
             kind,
             self.agreed.run,
             OWN_DATA if self.own_data else str(self.experiment.data),
+            profile=self.hosting.profile and kind == "hello",
             settings=json.loads(json.dumps(self.experiment.as_dict())),
             versions=versions(),
         )
@@ -242,8 +252,22 @@ class Served(BaseRun):
         name = self.agreed.sites[client]
         answer = self.roster.answers.get(name)
         if answer is not None and answer.facts is not None:
-            self.agreed.samples[name] = answer.facts.samples
+            self._note_facts(name, answer.facts)
         return self.agreed.samples.get(name, 0)
+
+    def _note_facts(self, name: str, facts: SiteFacts) -> None:
+        """Keep what a site reported about its data."""
+        self.agreed.samples[name] = facts.samples
+        if self.hosting.profile and facts.counts is not None:
+            self.agreed.counts[name] = dict(zip(facts.labels, facts.counts, strict=True))
+
+    def _skew(self) -> dict[str, float | None]:
+        """How skewed the clients are: by the split, or by what sites told about their labels."""
+        if self.assembled is not None:
+            return skew_figures(self.assembled)
+        labels = self.agreed.task.labels if self.agreed.task is not None else ()
+        samples = {name: self.agreed.samples.get(name, 0) for name in self.agreed.sites}
+        return profile.skew_between(labels, self.agreed.counts, samples)
 
     def _cohort(self, round: int) -> list[int]:
         if self.hosting.choose == "all":
@@ -256,8 +280,8 @@ class Served(BaseRun):
         assert self.directory is not None
         self.deployment.keep = self.directory.previous
 
-    def _closing(self, server: Payload) -> dict[str, list[str]]:
-        return {"sites": self.agreed.sites, "labels": list(self._card().labels)}
+    def _closing(self, server: Payload) -> dict[str, Any]:
+        return {"sites": self.agreed.sites, "labels": list(self._card().labels), "skew": self._skew()}
 
     def _say_done(self) -> None:
         """Send the sites that are online the end of the run."""

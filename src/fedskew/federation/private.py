@@ -174,6 +174,30 @@ def clipped(vector: Tensor, clip: float) -> Tensor:
     return vector * (clip / norm) if norm > clip else vector
 
 
+def check_shortening(layout: Layout) -> None:
+    """Raise UsageError if `shortened` cannot bound updates of this layout: only changes and sums can be shortened."""
+    for group, name, kind, _ in layout:
+        if group not in GROUPS or GROUPS[group].kind == "classes" or not kind.startswith("F"):
+            raise UsageError(f"updates have {group}/{name}, which cannot be shortened without changing what it means.")
+
+
+def shortened(payload: Payload, broadcast: Payload, clip: float) -> tuple[Payload, float]:
+    """(an update whose norm, as the server measures it, is at most `clip`, its norm before); see `check_shortening`."""
+    norm = float(flat(scaled(payload, broadcast)).double().norm())
+    if norm <= clip:
+        return payload, norm
+    made: Payload = {}
+    for group, tensors in payload.items():
+        if not tensors:
+            made[group] = tensors
+        elif GROUPS[group].kind == "change":
+            start = broadcast[group].like(tensors)
+            made[group] = start + (tensors - start) * (clip / norm)
+        else:
+            made[group] = tensors * (clip / norm)
+    return made, norm
+
+
 def scaled(payload: Payload, broadcast: Payload) -> Payload:
     """An update as changes and sums, each group times its scale."""
     made: Payload = {}

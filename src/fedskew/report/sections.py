@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -55,6 +55,9 @@ def add_section(
         add_split(page, group, setting, names, clients)
     else:
         page.add_text(f"Split and drift are left out: {missing}", "soft")
+        told = group.first.result.skew if group.first.result is not None else {}
+        if "withheld" in told:
+            add_told_skew(page, told, len(names))
     add_clients(page, group, names, clients, setting)
     add_costs(page, group, target)
     if drift and setting is not None:
@@ -101,13 +104,30 @@ def add_split(page: Page, group: Group, setting: Assembled, names: Sequence[str]
     recorded = group.first.result.skew if group.first.result is not None else {}
     features = recorded.get("features")
     page.add_text(
-        f"Mean distance of a client's mix of classes to the global mix (0 equal, 1 disjoint): total variation "
-        f"{found.mean_distance:.2f}, Hellinger {found.mean_hellinger:.2f}, Jensen-Shannon "
-        f"{found.mean_jensen_shannon:.2f}. Effective classes per client {found.mean_effective:.1f} of {len(names)}, "
-        f"{100 * found.empty:.0f} % of (client, class) cells empty. {found.sizes.min():,} to {found.sizes.max():,} "
-        f"samples per client, Gini {found.gini:.2f}; imbalance factor {found.imbalance:.1f}"
+        f"{_skew_text(found.summary(), len(names))} {found.sizes.min():,} to {found.sizes.max():,} samples per client"
         + (f"; feature skew {features:.2f}." if features is not None else "."),
         "soft",
+    )
+
+
+def add_told_skew(page: Page, figures: Mapping[str, float | None], classes: int) -> None:
+    """How skewed real sites are, by the label counts that they told (`fedskew serve --profile`)."""
+    value = {name: figure or 0.0 for name, figure in figures.items()}
+    page.add_text(
+        f"{value['clients']:.0f} of {value['sites']:.0f} sites told their label counts, without the "
+        f"{100 * value['withheld']:.1f} % of samples in classes too small to be told. {_skew_text(value, classes)}",
+        "soft",
+    )
+
+
+def _skew_text(figures: Mapping[str, float], classes: int) -> str:
+    """The figures of `Skew.summary` in words, for clients with so many classes in all."""
+    return (
+        f"Mean distance of a client's mix of classes to the global mix (0 equal, 1 disjoint): total variation "
+        f"{figures['total_variation']:.2f}, Hellinger {figures['hellinger']:.2f}, Jensen-Shannon "
+        f"{figures['jensen_shannon']:.2f}. Effective classes per client {figures['effective_classes']:.1f} of "
+        f"{classes}, {100 * figures['empty_cells']:.0f} % of (client, class) cells empty. Size Gini "
+        f"{figures['size_gini']:.2f}; imbalance factor {figures['imbalance_factor']:.1f}."
     )
 
 

@@ -72,7 +72,11 @@ def skew(partition: Partition, y: npt.NDArray[Any], classes: int | None = None) 
     >>> figures.table.tolist(), figures.mean_distance, figures.gini
     ([[2, 0], [0, 2]], 0.5, 0.0)
     """
-    table = class_table(partition, y, classes)
+    return skew_of(class_table(partition, y, classes))
+
+
+def skew_of(table: IntArray) -> Skew:
+    """The figures of a table of samples [clients, classes]; at least one sample is needed."""
     sizes, totals = table.sum(axis=1), table.sum(axis=0)
     mix = table / np.maximum(sizes, 1)[:, None]
     entropy = -(mix * np.log(np.where(mix > 0, mix, 1))).sum(axis=1)
