@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def own_evidence() -> Path | None:
     return Path(evidence_module.__file__).parent / "evidence" if (ROOT / ".git").exists() else None
 
 
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Leave out a method's warnings, which would be repeated with every seed."""
+    logger = logging.getLogger("fedskew")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def run_and_show(
     names: Sequence[str],
     methods: Sequence[str],
@@ -53,8 +66,7 @@ def run_and_show(
     made: list[Task] = []
     folder = evidence or own_evidence()
 
-    logging.getLogger("fedskew").setLevel(logging.ERROR)  # a method's warnings would be repeated with every seed
-    with resumable("the same command"), metered(screen, len(chosen), unit="run") as bar:
+    with only_errors(), resumable("the same command"), metered(screen, len(chosen), unit="run") as bar:
 
         def say(done: float, total: int, seconds: float, text: str, at: str) -> None:
             bar.bar.update(bar.task, total=total)
