@@ -1,9 +1,10 @@
 """The soundness battery: every method with its defaults on small nets and skewed splits, beside FedAvg.
 
-It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged to
-16 x 16 for the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation
-data, and all methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that
-of FedAvg's own seeds.
+It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged for
+the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation data, and all
+methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that of FedAvg's
+own seeds. Where FedAvg itself is half-trained or still rises, there is no verdict: being below it would only mean
+being slower.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -30,9 +31,25 @@ from fedskew.data.sources.loading import load
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.methods import REGISTRY
 from fedskew.studies.choice import choose_rate
+from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.execution import execute
 
-NETS = {"mlp": "mlp", "simple-cnn": "simple-cnn", "cnn4": "cnn4", "resnet8": "resnet8:width=8"}
+
+class Regime(NamedTuple):
+    """How a net is trained in the battery: about as long as FedAvg needs."""
+
+    model: str
+    rounds: int
+    batch: int = 32
+    enlarge: int = 2  # each pixel of the 8 x 8 digits becomes a square of this side
+
+
+NETS = {
+    "mlp": Regime("mlp", 10),
+    "simple-cnn": Regime("simple-cnn", 20, batch=10, enlarge=3),
+    "cnn4": Regime("cnn4", 5),
+    "resnet8": Regime("resnet8:width=8", 8),
+}
 SPLITS = {
     "iid": "iid:clients=5",
     "dirichlet": "dirichlet:alpha=0.1,clients=5,min=10",
@@ -42,23 +59,23 @@ KEEP = "sample:keep=1000+"
 PUBLIC = "public:per_class=5+"  # before the split of a method that needs public data
 RATES = (0.03, 0.1, 0.3)
 SEEDS = (0, 1, 2)
-ROUNDS = {"mlp": 10, "simple-cnn": 20, "cnn4": 5, "resnet8": 8}  # about as many as FedAvg needs
 LAST = 3  # accuracies are the mean of the last three rounds
-AT_CHANCE = 0.15  # of ten classes
+CLASSES, AT_CHANCE = 10, 0.15
+TRAINED = 0.6  # a reference below it is half-trained: all samples together give more than 0.95 with every net
 FLOOR = 0.02  # the least noise: 360 test samples have a standard error of 0.016 at 90 %
 
-Kind = Literal["ok", "reference", "below, documented", "below", "at chance", "diverged", "failed"]
+Kind = Literal["ok", "reference", "below, documented", "below", "no verdict", "at chance", "diverged", "failed"]
 
 
 @cache
-def data() -> DataSet:
-    """The digits, each pixel as four: simple-cnn and cnn4 need 16 x 16."""
+def data(enlarge: int) -> DataSet:
+    """The digits, each pixel as a square of this side: simple-cnn and cnn4 need 16 x 16 or more."""
     small = load("digits")
     return replace(
         small,
-        name="digits-16x16",
-        x_train=small.x_train.repeat(2, 1).repeat(2, 2),
-        x_test=small.x_test.repeat(2, 1).repeat(2, 2),
+        name=f"digits-{8 * enlarge}x{8 * enlarge}",
+        x_train=small.x_train.repeat(enlarge, 1).repeat(enlarge, 2),
+        x_test=small.x_test.repeat(enlarge, 1).repeat(enlarge, 2),
     )
 
 
@@ -83,6 +100,7 @@ class Score(msgspec.Struct, frozen=True):
 
     accuracy: float | None  # mean of the last rounds; None: the run diverged
     failed: str = ""  # why it has none
+    curve: tuple[float, ...] = ()  # the accuracy of every round
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -94,20 +112,20 @@ class Verdict(msgspec.Struct, frozen=True):
     reference: float | None  # that of FedAvg (or of local training) with the same seeds
     noise: float  # what two means over these seeds may differ by
     seeds: int
-    reason: str = ""  # why it diverged, or what the method's page says about being below
+    reason: str = ""  # why it diverged or has no verdict, or what the method's page says about being below
 
 
 def experiment(job: Job, kind: type[Method]) -> Experiment:
     """The experiment of one run: the method's defaults, and the learning rate of its net."""
-    split = SPLITS[job.cell.split]
+    split, regime = SPLITS[job.cell.split], NETS[job.cell.net]
     return Experiment(
         method=kind(),
-        data=data(),
+        data=data(regime.enlarge),
         split=(PUBLIC if kind.public else "") + KEEP + split,
-        model=NETS[job.cell.net],
-        rounds=ROUNDS[job.cell.net],
+        model=regime.model,
+        rounds=regime.rounds,
         seed=job.seed,
-        training=Training(lr=job.rate, epochs=2, batch_size=32),
+        training=Training(lr=job.rate, epochs=2, batch_size=regime.batch),
         evaluation=Evaluation(every=1),
     )
 
@@ -133,14 +151,14 @@ def run_job(job: Job, out: Path) -> Score:
         return Score(None, f"{type(error).__name__}: {error}")
     if outcome.failed:
         return Score(None, outcome.failed)
-    curve = [
+    curve = tuple(
         record.metrics.global_.accuracy
         if kind.has_global and record.metrics.global_
         else record.metrics.clients.personal.mean
         for record in outcome.records
         if record.metrics is not None and record.metrics.clients is not None
-    ]
-    return Score(statistics.mean(curve[-LAST:]))
+    )
+    return Score(statistics.mean(curve[-LAST:]), curve=curve)
 
 
 def source(kind: type[Method]) -> str:
@@ -204,22 +222,39 @@ def run_battery(
 def noise(cell: Cell, reference: str, scores: Scores, seeds: int) -> float:
     """What the mean over `seeds` seeds may be below the reference's by chance: two standard errors of the difference.
 
-    The standard deviation is that of the reference's seeds on this split, pooled over nets.
+    The standard deviation is that of the reference's seeds on this split, pooled over the nets where it has converged:
+    a half-trained net varies by far more, and would hide what is wrong on the others.
     """
     by_net: dict[str, list[float]] = {}
     for (other, _), score in scores.items():
-        if other.method == reference and other.split == cell.split and score.accuracy is not None:
+        if other.method != reference or other.split != cell.split or score.accuracy is None:
+            continue
+        if other.net == cell.net or not unsettled(other, scores):
             by_net.setdefault(other.net, []).append(score.accuracy)
     variances = [statistics.variance(values) for values in by_net.values() if len(values) > 1]
     deviation = math.sqrt(statistics.mean(variances)) if variances else 0.0
     return max(FLOOR, 2 * deviation * math.sqrt(2 / seeds))
 
 
+def unsettled(reference: Cell, scores: Scores) -> str:
+    """Why nothing can be compared with this cell of FedAvg or local training, in words; "" if it can.
+
+    From the mean over seeds of its curves: it is half-trained, or still rises.
+    """
+    curves = [score.curve for (other, _), score in scores.items() if other == reference and score.curve]
+    curve = [statistics.mean(values) for values in zip(*curves, strict=True)]
+    why = unsettled_curve(curve, CLASSES)
+    if not why and statistics.mean(curve[-LAST:]) < TRAINED:
+        why = f"ends at {100 * statistics.mean(curve[-LAST:]):.1f} %, half-trained"
+    return f"{reference.method} {why}" if why else ""
+
+
 def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REGISTRY) -> Verdict:
     """The verdict on one cell, from the seeds it was run with.
 
-    Divergence and chance have no excuse. A cell more than the noise below its reference is documented if the method
-    declares a reason for its net, its split or "everywhere" in `Method.weak_where`.
+    Divergence and chance have no excuse. Where the reference has not converged there is no verdict. A cell more than
+    the noise below its reference is documented if the method declares a reason for its net, its split or
+    "everywhere" in `Method.weak_where`.
     """
     kind = registry[cell.method]
     reference = reference_of(kind)
@@ -237,6 +272,8 @@ def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REG
 
     if accuracy < AT_CHANCE:
         return verdict("at chance")
+    if why := unsettled(other, scores):
+        return verdict("no verdict", why)
     if cell.method == reference:
         return verdict("reference")
     if base is None or accuracy >= base - margin:
