@@ -18,7 +18,10 @@ from fedskew.methods.fedmr import FedMR
 from fedskew.report.soundness import main, markdown
 from fedskew.studies.execution import execute
 from fedskew.studies.soundness import (
+    BESIDE_PUBLIC,
+    KINDS,
     NETS,
+    REFERENCES,
     SPLITS,
     Cell,
     Job,
@@ -139,7 +142,7 @@ def test_a_method_that_breaks_is_a_verdict_and_not_the_end_of_the_battery(
         def init_server(self, site: Any) -> Any:
             raise KeyError("head.weight")
 
-    monkeypatch.setitem(REGISTRY, "toy", Broken)
+    monkeypatch.setitem(KINDS, "toy", Broken)
     score = run_job(Job(CELL, 0, 0.1), tmp_path)
     assert score == Score(None, "KeyError: 'head.weight'")
     assert judge(CELL, scores_of([0.5]) | {(CELL, 0): score}, {"toy": Broken}).kind == "failed"
@@ -151,6 +154,18 @@ def test_a_method_without_a_global_model_is_compared_with_training_alone() -> No
     cell = Cell("fedper", "mlp", "two")
     scores = scores_of([0.9], cell=cell) | {(Cell("local", "mlp", "two"), 0): flat(0.98)}
     assert judge(cell, scores).kind == "below"
+
+
+def test_a_method_with_a_public_set_is_compared_with_fedavg_on_the_same_split() -> None:
+    """The public set is cut off before the split, so clients hold other samples."""
+    assert reference_of(REGISTRY["ratioloss"]) == BESIDE_PUBLIC
+    splits = [experiment(Job(Cell(name, "mlp", "two"), 0, 0.1), KINDS[name]).split for name in KINDS]
+    by_name = dict(zip(KINDS, splits, strict=True))
+    assert by_name["ratioloss"] == by_name[BESIDE_PUBLIC] != by_name["fedavg"]
+    cell, beside = Cell("ratioloss", "mlp", "two"), Cell(BESIDE_PUBLIC, "mlp", "two")
+    scores = scores_of([0.75], fedavg=(0.9,), cell=cell) | {(beside, 0): flat(0.76)}
+    assert judge(cell, scores).kind == "ok"
+    assert judge(beside, scores).kind == "reference"
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -181,10 +196,9 @@ def last_accuracy(method: Method, seed: int = 0) -> Score:
 @cache
 def references() -> Scores:
     """FedAvg and training alone, with three seeds."""
-    names = ("fedavg", "local")
     return {
-        (Cell(name, "mlp", "dirichlet"), seed): last_accuracy(REGISTRY[name](), seed)
-        for name in names
+        (Cell(name, "mlp", "dirichlet"), seed): last_accuracy(KINDS[name](), seed)
+        for name in REFERENCES
         for seed in range(3)
     }
 
@@ -263,7 +277,7 @@ def test_a_part_of_the_battery_runs_resumes_and_makes_a_table(tmp_path: Path, ca
     assert main([*words, "--results", str(tmp_path / "results")]) == 0
     said = capsys.readouterr().out
     assert "|fedprox|" in said.replace(" ", "")
-    assert "3 cells, 0 not sound, 0 without a verdict" in said
+    assert "4 cells, 0 not sound, 0 without a verdict" in said
     assert not (tmp_path / "results").exists()  # a part does not replace the table
     runs = sorted(path.name for path in (tmp_path / "runs" / "mlp" / "iid").iterdir())
     again = run_battery(

@@ -17,7 +17,7 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError, choose
 from fedskew.methods import REGISTRY
 from fedskew.report.results import grid
-from fedskew.studies.soundness import LAST, NETS, RATES, SEEDS, SPLITS, Verdict, run_battery
+from fedskew.studies.soundness import KINDS, LAST, NETS, RATES, REFERENCES, SEEDS, SPLITS, Verdict, run_battery
 
 SOUND = ("ok", "reference", "below, documented")
 OPEN = "no verdict"
@@ -28,8 +28,9 @@ Every method with its **defaults**, beside FedAvg: does a default surprise its u
 {", ".join(f"{net} {r.rounds} x {r.batch} at {8 * r.enlarge}" for net, r in NETS.items())}.
 FedAvg's learning rate is the best of {", ".join(map(str, RATES))} on validation data for each net; all methods use
 it. Figures are the mean of the last {LAST} rounds, in %: the global model on the test set, or for methods without one
-(*) the personal models on the clients' test parts, beside training alone (`local`) instead of FedAvg. One seed;
-{len(SEEDS)} where it looks weak.
+(*) the personal models on the clients' test parts, beside training alone (`local`) instead of FedAvg. Methods that
+need a public set are compared with FedAvg on the same split (`fedavg-public`). One seed; {len(SEEDS)} where it looks
+weak.
 
 **Bold**: diverged, at chance, or more than the noise below the reference without a reason on the method's page
 (docs/methods.md). d: below, with a reason. ?: no verdict, because the reference is half-trained or still rises: being
@@ -58,10 +59,10 @@ def markdown(rates: dict[str, float], verdicts: Sequence[Verdict]) -> str:
     places = {v.cell.net: 0 for v in verdicts}, {v.cell.split: 0 for v in verdicts}
     columns = [(net, split) for net in NETS if net in places[0] for split in SPLITS if split in places[1]]
     found = {(v.cell.method, v.cell.net, v.cell.split): v for v in verdicts}
-    names = [name for name in REGISTRY if any(v.cell.method == name for v in verdicts)]
+    names = [name for name in KINDS if any(v.cell.method == name for v in verdicts)]
     rows = [["method", *(f"{net} {split}" for net, split in columns)]]
-    for name in sorted(names, key=lambda name: name != "fedavg"):
-        title = name + ("" if REGISTRY[name].has_global else " *")
+    for name in sorted(names, key=lambda name: name not in REFERENCES):
+        title = name + ("" if KINDS[name].has_global else " *")
         rows.append([title, *(mark(found[name, *c]) if (name, *c) in found else "" for c in columns)])
     noise = {v.cell.split: v.noise for v in verdicts if v.kind == "ok" and v.seeds == 1}
     lines = [

@@ -58,6 +58,9 @@ SPLITS = {
 }
 KEEP = "sample:keep=1000+"
 PUBLIC = "public:per_class=5+"  # before the split of a method that needs public data
+BESIDE_PUBLIC = "fedavg-public"  # FedAvg on the split of such a method: other samples are left for the clients
+REFERENCES = ("fedavg", BESIDE_PUBLIC, "local")
+KINDS: dict[str, type[Method]] = {**REGISTRY, BESIDE_PUBLIC: REGISTRY["fedavg"]}
 RATES = (0.03, 0.1, 0.3)
 SEEDS = (0, 1, 2)
 LAST = 3  # accuracies are the mean of the last three rounds
@@ -122,7 +125,7 @@ def experiment(job: Job, kind: type[Method]) -> Experiment:
     return Experiment(
         method=kind(),
         data=data(regime.enlarge),
-        split=(PUBLIC if kind.public else "") + KEEP + split,
+        split=(PUBLIC if kind.public or job.cell.method == BESIDE_PUBLIC else "") + KEEP + split,
         model=regime.model,
         rounds=regime.rounds,
         seed=job.seed,
@@ -133,7 +136,9 @@ def experiment(job: Job, kind: type[Method]) -> Experiment:
 
 def reference_of(kind: type[Method]) -> str:
     """What a method must not end below: FedAvg's global model, or for methods without one training alone."""
-    return "fedavg" if kind.has_global else "local"
+    if not kind.has_global:
+        return "local"
+    return BESIDE_PUBLIC if kind.public else "fedavg"
 
 
 def run_job(job: Job, out: Path) -> Score:
@@ -142,7 +147,7 @@ def run_job(job: Job, out: Path) -> Score:
     The directory changes with the method's settings and source code, so that a method that changed is run again.
     """
     torch.set_num_threads(1)
-    kind = REGISTRY[job.cell.method]
+    kind = KINDS[job.cell.method]
     made = experiment(job, kind)
     mark = hashlib.sha256(f"{made.to_toml()}{source(kind)}".encode()).hexdigest()[:10]
     path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}"
@@ -189,7 +194,7 @@ def run_battery(
 
     Args:
         out: folder of the runs, one directory each; run it again after an interruption.
-        methods: names of methods; FedAvg and local training, which others are compared with, are added.
+        methods: names of methods; the REFERENCES, which others are compared with, are added.
         nets, splits: names in NETS and SPLITS.
         workers: processes; each carries out one run at a time.
         say: called with a line for each finished run.
@@ -209,13 +214,13 @@ def run_battery(
             cells = [Cell(name, net, split) for net in nets for split in splits for name in names]
             return [Job(cell, seed, chosen[cell.net]) for cell in cells for seed in seeds]
 
-        carry_out(jobs_of(("fedavg", "local"), SEEDS))
-        others = [name for name in methods if name not in ("fedavg", "local")]
+        carry_out(jobs_of(REFERENCES, SEEDS))
+        others = [name for name in methods if name not in REFERENCES]
         carry_out(jobs_of(others, SEEDS[:1]))
         first = [judge(cell, scores) for cell in dict.fromkeys(cell for cell, _ in scores)]
         doubtful = [v.cell for v in first if v.kind in ("below", "below, documented")]
         carry_out([Job(cell, seed, chosen[cell.net]) for cell in doubtful for seed in SEEDS[1:]])
-    wanted = {*methods, "fedavg", "local"}
+    wanted = {*methods, *REFERENCES}
     cells = sorted({cell for cell, _ in scores if cell.method in wanted})
     return chosen, [judge(cell, scores) for cell in cells]
 
@@ -250,15 +255,15 @@ def unsettled(reference: Cell, scores: Scores) -> str:
     return f"{reference.method} {why}" if why else ""
 
 
-def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REGISTRY) -> Verdict:
+def judge(cell: Cell, scores: Scores, kinds: Mapping[str, type[Method]] = KINDS) -> Verdict:
     """The verdict on one cell, from the seeds it was run with.
 
     Divergence and chance have no excuse. Where the reference has not converged there is no verdict. A cell more than
     the noise below its reference is documented if the method declares a reason for its net, its split or
     "everywhere" in `Method.weak_where`.
     """
-    kind = registry[cell.method]
-    reference = reference_of(kind)
+    kind = kinds[cell.method]
+    reference = cell.method if cell.method in REFERENCES else reference_of(kind)
     own = {seed: score for (other, seed), score in scores.items() if other == cell}
     if failed := next((score.failed for score in own.values() if score.accuracy is None), ""):
         return Verdict(cell, "diverged" if "diverged" in failed else "failed", None, None, 0.0, len(own), failed)
