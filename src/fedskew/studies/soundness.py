@@ -9,6 +9,7 @@ being slower.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import math
@@ -168,10 +169,24 @@ def run_job(job: Job, out: Path) -> Score:
 
 
 def source(kind: type[Method]) -> str:
-    """The source code of a method: its file, or all files of its package."""
+    """The source code of a method, its file or package, without `weak_where`: stating a weakness changes no run."""
     path = Path(inspect.getfile(kind))
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
-    return "".join(file.read_text() for file in files)
+    return "".join(without_weaknesses(file.read_text()) for file in files)
+
+
+def without_weaknesses(text: str) -> str:
+    """Python source without its assignments to `weak_where`.
+
+    >>> without_weaknesses("class A:\\n    x = 1\\n    weak_where = {\\n        'two': 'slow.'\\n    }\\n    y = 2\\n")
+    'class A:\\n    x = 1\\n    y = 2\\n'
+    """
+    lines = dict(enumerate(text.splitlines(keepends=True), start=1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "weak_where":
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                del lines[number]
+    return "".join(lines.values())
 
 
 def rates(nets: Iterable[str], out: Path) -> dict[str, float]:
@@ -267,7 +282,7 @@ def judge(cell: Cell, scores: Scores, kinds: Mapping[str, type[Method]] = KINDS)
     own = {seed: score for (other, seed), score in scores.items() if other == cell}
     if failed := next((score.failed for score in own.values() if score.accuracy is None), ""):
         return Verdict(cell, "diverged" if "diverged" in failed else "failed", None, None, 0.0, len(own), failed)
-    other = replace_method(cell, reference)
+    other = msgspec.structs.replace(cell, method=reference)
     beside = [scores[other, seed].accuracy for seed in own if (other, seed) in scores]
     accuracy = statistics.mean(score.accuracy or 0.0 for score in own.values())
     base = statistics.mean(value or 0.0 for value in beside) if beside else None
@@ -286,8 +301,3 @@ def judge(cell: Cell, scores: Scores, kinds: Mapping[str, type[Method]] = KINDS)
         return verdict("ok")
     reason = next((kind.weak_where[key] for key in (cell.net, cell.split, "everywhere") if key in kind.weak_where), "")
     return verdict("below, documented" if reason else "below", reason)
-
-
-def replace_method(cell: Cell, method: str) -> Cell:
-    """The cell of another method on the same net and split."""
-    return msgspec.structs.replace(cell, method=method)
