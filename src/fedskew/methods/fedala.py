@@ -44,6 +44,10 @@ class FedALA(Method):
         link="arXiv:2212.01197",
     )
     terms_off = None  # clients do not start from the global model
+    weak_where = {
+        "two": "the global model is a mean of models that started from each client's own head; the personal models are "
+        "what it is for (mlp on digits: 98.1 %, FedAvg 84.9; the global model 78.8, FedAvg 85.0)."
+    }
 
     p: Count = setting(
         2,

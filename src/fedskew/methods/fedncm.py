@@ -55,6 +55,7 @@ class FedNCM(Method):
         link="arXiv:2306.03937",
     )
     terms_off = None  # it does not train
+    weak_where = {"everywhere": "the net is never trained, so without pre-trained weights its features are random."}
 
     distance: Literal["cosine", "euclidean"] = setting(
         "cosine", help="Nearest by angle, or by distance.", source="the paper"
