@@ -12,9 +12,10 @@ from workloads import Workload, cohort, images
 from fedskew.core.method import Method
 from fedskew.core.training import Training
 from fedskew.federation.loop import run
+from fedskew.federation.make_world import world_from_tensors
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.models import build
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import arguments, check, expected, records
-from trial import FEDSKEW, Process, Trial, end_tidily
+from faults import arguments, check, expected, records, run_named
+from trial import FEDSKEW, Process, Trial
 
 LONG = 900.0  # seconds, on a busy machine
 
@@ -124,15 +123,5 @@ def damaged(folder: Path) -> None:
 DELAYS: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (stopped, loading, consent, revoked, damaged)}
 
 
-def main() -> None:
-    end_tidily()
-    for name in sys.argv[1:] or DELAYS:
-        began = time.monotonic()
-        print(f"{name}: {DELAYS[name].__doc__}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            DELAYS[name](Path(folder))
-        print(f"  in {time.monotonic() - began:.0f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_named(DELAYS)

@@ -278,15 +278,16 @@ def cut(folder: Path) -> None:
 FAULTS: dict[str, Callable[[Path], None]] = {f.__name__: f for f in (refusals, killed, corrupt, gone, online, cut)}
 
 
-def main() -> None:
+def run_named(trials: dict[str, Callable[[Path], None]]) -> None:
+    """Carry out the trials named on the command line, or all, each in an empty folder."""
     end_tidily()
-    for name in sys.argv[1:] or FAULTS:
+    for name in sys.argv[1:] or trials:
         began = time.monotonic()
-        print(f"{name}: {FAULTS[name].__doc__}", flush=True)
+        print(f"{name}: {trials[name].__doc__}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            FAULTS[name](Path(folder))
+            trials[name](Path(folder))
         print(f"  in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_named(FAULTS)

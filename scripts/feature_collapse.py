@@ -24,8 +24,9 @@ from fedskew.core.seeding import seeded
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.federation.loop import run
+from fedskew.federation.make_world import world_from_tensors
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedmr import FedMR, intra_class
 

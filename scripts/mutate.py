@@ -1,7 +1,7 @@
 """Plant faults in the source, one at a time, and see whether the tests notice.
 
     python scripts/mutate.py                      all faults of scripts/planted.toml
-    python scripts/mutate.py --only seed --jobs 2 those whose name contains "seed", two at a time
+    python scripts/mutate.py --only seed --jobs 2 those whose name or file contains "seed", two at a time
 
 A fault is a table of planted.toml: the file under src/fedskew, the text to replace (`old`, which must occur exactly
 once), what to put there (`new`), and the tests that should fail. Each fault is planted in a temporary copy of src;
@@ -39,7 +39,7 @@ class Fault:
 
 def read_faults(only: str = "") -> list[Fault]:
     tables = tomllib.loads(FAULTS.read_text())
-    return [Fault(name, **table) for name, table in tables.items() if only in name]
+    return [Fault(name, **table) for name, table in tables.items() if only in name or only in table["file"]]
 
 
 def plant(fault: Fault, src: Path) -> None:
@@ -82,12 +82,12 @@ def attempt(fault: Fault) -> tuple[Fault, str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Plant faults one at a time and see whether the tests notice.")
-    parser.add_argument("--only", default="", help="faults whose name contains this text")
+    parser.add_argument("--only", default="", help="faults whose name or file contains this text")
     parser.add_argument("--jobs", type=int, default=1, help="faults tried at the same time")
     options = parser.parse_args()
     faults = read_faults(options.only)
     if not faults:
-        print(f"no fault's name contains {options.only!r}")
+        print(f"no fault's name or file contains {options.only!r}")
         return 1
     if test := failure(sorted({test for fault in faults for test in fault.tests})):
         print(f"without any fault, {test} fails: nothing was planted")

@@ -18,9 +18,10 @@ from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.partition import portion
 from fedskew.federation.loop import run
+from fedskew.federation.make_world import make_world, world_from_tensors
 from fedskew.federation.protocol import Record
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.world import World, make_world, world_from_tensors
+from fedskew.federation.world import World
 from fedskew.models import build
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fedskew.data.sources.loading import load_data as load_data
     from fedskew.data.sources.user_data import from_dataset as from_dataset
     from fedskew.data.split.chain import make_partition as make_partition
-    from fedskew.evaluation.figures import to_target as to_target
     from fedskew.evaluation.metrics import Metrics as Metrics
+    from fedskew.evaluation.rounds import to_target as to_target
     from fedskew.experiment.config import Evaluation as Evaluation
     from fedskew.experiment.config import Experiment as Experiment
     from fedskew.experiment.config import Holdout as Holdout
@@ -62,8 +62,8 @@ _MODULES = {
     "data.sources.loading": ("load_data",),
     "data.sources.user_data": ("from_dataset",),
     "data.split.chain": ("make_partition",),
-    "evaluation.figures": ("to_target",),
     "evaluation.metrics": ("Metrics",),
+    "evaluation.rounds": ("to_target",),
     "experiment.config": ("Evaluation", "Experiment", "Holdout", "Stop", "Trouble"),
     "experiment.export": ("export",),
     "experiment.result": ("Result",),

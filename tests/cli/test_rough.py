@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedskew.core.files import write_atomically
-from fedskew.experiment.run_directory import RunDirectory
+from fedskew.experiment.run_writer import RunWriter
 from helpers.processes import leftovers
 
 FEW = ["--rounds", "3", "--workers", "1", "--split", "iid:clients=3"]
@@ -70,7 +70,7 @@ def test_a_record_cut_off_by_a_full_disk_does_not_harm_the_run(fedskew: Any, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", torn)
-        patch.setattr(RunDirectory, "_truncate", staticmethod(os.truncate))
+        patch.setattr(RunWriter, "_truncate", staticmethod(os.truncate))
         assert fedskew("run", "--out", "run", "--checkpoint-every", "1", *FEW).code == 4
     assert fedskew("run", "--json", "--resume", "run", "--workers", "1").json()["digest"] == whole
     numbers = [json.loads(line)["number"] for line in Path("run/records.jsonl").read_text().splitlines()]

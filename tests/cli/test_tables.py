@@ -13,13 +13,6 @@ from helpers.recipes import SMALL
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(SMALL)
-    return path
-
-
 def test_the_table_command_runs_prints_saves_and_documents(fedskew: Any, small: Path, tmp_path: Path) -> None:
     run = fedskew("table", str(small), "--workers", "1")
     assert run.code == 0, run.err
@@ -47,6 +40,7 @@ def test_part_of_a_table_is_not_saved_as_a_finished_one(fedskew: Any, small: Pat
     assert Path("runs/tables/small/small-reduced.json").exists()
 
 
+@pytest.mark.slow
 def test_the_list_of_tables_has_their_cells(fedskew: Any) -> None:
     assert "fedmr-table7" in fedskew("table", "list").out
     rows = {row["name"]: row for row in fedskew("table", "list", "--json").json()["tables"]}

@@ -19,32 +19,26 @@ from fedskew.methods.fedprox import FedProx
 from helpers.own_code import MY
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my.py").write_text(MY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_method_of_a_file_is_built_with_its_options(folder: Path) -> None:
+def test_a_method_of_a_file_is_built_with_its_options(own_folder: Path) -> None:
     method: Any = method_of("my.py:Pull:mu=0.3")
     assert (type(method).__name__, method.mu) == ("Pull", 0.3)
-    assert method_of("my.py:Pull") == method_of(f"{folder}/my.py:Pull")
+    assert method_of("my.py:Pull") == method_of(f"{own_folder}/my.py:Pull")
 
 
-def test_its_name_is_the_file_relative_to_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_name_is_the_file_relative_to_the_folder(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = _find.find_method("my.py:Pull")
     assert _find.name_of(kind) == "my.py:Pull"
-    (folder / "below").mkdir()
-    monkeypatch.chdir(folder / "below")
-    assert _find.name_of(kind) == f"{folder.resolve()}/my.py:Pull"
+    (own_folder / "below").mkdir()
+    monkeypatch.chdir(own_folder / "below")
+    assert _find.name_of(kind) == f"{own_folder.resolve()}/my.py:Pull"
 
 
-def test_an_object_of_a_file_is_found_again_in_another_process(folder: Path) -> None:
+@pytest.mark.slow  # starts a process
+def test_an_object_of_a_file_is_found_again_in_another_process(own_folder: Path) -> None:
     """What a worker does: unpickle before anything else was imported."""
-    (folder / "method.pickle").write_bytes(pickle.dumps(method_of("my.py:Pull:mu=0.3")))
+    (own_folder / "method.pickle").write_bytes(pickle.dumps(method_of("my.py:Pull:mu=0.3")))
     code = "import pickle; print(pickle.load(open('method.pickle', 'rb')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=own_folder, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "Pull(mu=0.3)"
 
 
@@ -61,9 +55,9 @@ def test_an_object_of_a_file_is_found_again_in_another_process(folder: Path) -> 
         ("raises.py:Pull", "cannot be imported: ZeroDivisionError"),
     ],
 )
-def test_mistakes_are_one_sentence(folder: Path, text: str, words: str) -> None:
-    (folder / "broken.py").write_text("def f(:\n")
-    (folder / "raises.py").write_text("1 / 0\n")
+def test_mistakes_are_one_sentence(own_folder: Path, text: str, words: str) -> None:
+    (own_folder / "broken.py").write_text("def f(:\n")
+    (own_folder / "raises.py").write_text("1 / 0\n")
     with pytest.raises(UsageError, match=r".*") as caught:
         method_of(text)
     assert words in str(caught.value)
@@ -81,9 +75,9 @@ def test_installed_packages_offer_methods_by_entry_point(monkeypatch: pytest.Mon
         method_of("their")
 
 
-def test_the_hash_is_that_of_the_source_file(folder: Path) -> None:
+def test_the_hash_is_that_of_the_source_file(own_folder: Path) -> None:
     kind = _find.find_method("my.py:Pull")
     before = user_code.source_hash(kind)
-    (folder / "my.py").write_text(MY + "# changed\n")
+    (own_folder / "my.py").write_text(MY + "# changed\n")
     assert len(before) == 64
     assert user_code.source_hash(kind) != before

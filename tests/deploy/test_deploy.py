@@ -22,18 +22,18 @@ from fedskew.deploy.node import Node
 from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
 from fedskew.experiment import use
-from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
+from fedskew.experiment.nets import net_maker
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.loop import run
+from fedskew.federation.make_world import make_world
 from fedskew.federation.private import Privacy
 from fedskew.federation.protocol import QuorumLost
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.store import Damaged
 from fedskew.federation.wire import decode, digest, encode
-from fedskew.federation.world import make_world
 from fedskew.methods import REGISTRY
 from fedskew.methods.central import Central
 from fedskew.methods.fedavg import FedAvg

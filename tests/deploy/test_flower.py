@@ -32,6 +32,7 @@ from fedskew.deploy.server import Served
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_directory import read_settings
+from helpers.own_code import MY
 from sites import Played, few_digits, nodes_in
 
 ANY_FEDAVG = Policy(methods=frozenset({"fedavg"}))
@@ -489,7 +490,7 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
     assert lost.code == 0
 
 
-def test_serve_that_is_stopped_or_left_alone_says_how_to_go_on(
+def test_serve_that_is_stopped_or_left_alone_says_how_to_resume(
     fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fedskew.deploy.server as server
@@ -559,6 +560,32 @@ def test_a_run_over_the_network_with_keys_has_the_bits_of_one_process(tmp_path: 
 
     differ, _ = parity.compare(tmp_path / "trial", "fedcrc", 2, stranger=True)
     assert differ == []
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_method_and_a_net_of_a_file_give_one_digest_on_workers_on_ray_and_between_three_sites(
+    fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The method and net of the README. Each site has the file and allows both by name."""
+    from trial import Trial
+
+    (tmp_path / "my.py").write_text(MY)
+    monkeypatch.chdir(tmp_path)
+    words = ["--method", "my.py:Pull:mu=0.3", "--set", "model=my.py:net:width=8", "--rounds", "2", "--seed", "7"]
+    words += ["--split", "dirichlet:alpha=0.5,clients=3", "--set", "privacy.min_count=5"]
+    digests = {
+        fedskew("run", *words, *engine, "--json").json()["digest"]
+        for engine in (["--workers", "1"], ["--workers", "2"], ["--engine", "ray"])
+    }
+    assert len(digests) == 1
+    with Trial(tmp_path / "trial") as trial:
+        server, port = trial.serve(*words, "--out", str(tmp_path / "trial" / "run"))
+        allow = ["--data", "digits", "--allow", "method=my.py:Pull", "--allow", "model=my.py:net"]
+        for site in trial.sites:
+            trial.join(site, port, *allow)
+        assert server.end() == 0, server.output()
+        assert trial.result("run")["digest"] in digests
 
 
 LOST_RESPONSE = """

@@ -128,7 +128,7 @@ def test_an_error_that_nobody_foresaw_is_a_refusal_without_its_text(
     assert any("/secret/folder" in note for note in site.notes)
 
 
-def test_what_goes_wrong_in_training_is_told_without_its_text(tmp_path: Path) -> None:
+def test_an_error_in_training_is_reported_without_its_text(tmp_path: Path) -> None:
     between, played = served(experiment(), tmp_path)
     rounds = iter(between)
     next(rounds)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedskew.evaluation.figures import ACCURACIES, COSTS, DIAGNOSTICS, FIGURES, bytes_text, percent, round_costs
+from fedskew.evaluation.figures import ACCURACIES, COSTS, DIAGNOSTICS, FIGURES, bytes_text, percent
+from fedskew.evaluation.rounds import round_costs
 from fedskew.experiment.config import Evaluation, Experiment, Holdout
 from fedskew.experiment.run import Run
 

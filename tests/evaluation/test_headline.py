@@ -9,10 +9,9 @@ import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.cautions import cautions
-from fedskew.evaluation.figures import FIGURES, check_goal, headline, leading_figure, target_value, to_target
+from fedskew.evaluation.figures import FIGURES, check_goal, headline, leading_figure, target_value
 from fedskew.evaluation.metrics import ClientMetrics, Metrics, ModelMetrics, Population
 from fedskew.studies.tune import criterion
-from helpers.records import a_record
 
 
 def all_healthy(healthy: int, sick: int) -> ModelMetrics:
@@ -110,14 +109,6 @@ def test_a_target_is_in_the_unit_that_is_printed() -> None:
     assert target_value(0.8, "loss") == 0.8
     with pytest.raises(UsageError, match="did you mean 80"):
         target_value(0.8, "f1")
-
-
-def test_a_figure_that_should_be_low_reaches_its_target_from_above() -> None:
-    def record(round: int, ece: float) -> Any:
-        shared = ModelMetrics(accuracy=0.5, loss=1.0, per_class=[0.5], ece=ece)
-        return a_record(round, metrics=Metrics(global_=shared))
-
-    assert to_target([record(0, 0.3), record(1, 0.1), record(2, 0.05)], 0.1, "ece")["rounds"] == 2
 
 
 def test_a_class_that_is_never_recognised_is_a_warning() -> None:

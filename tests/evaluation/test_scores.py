@@ -1,12 +1,11 @@
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedskew.core.samples import Data
-from fedskew.evaluation.figures import headline, to_target
+from fedskew.evaluation.figures import headline
 from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
 from fedskew.evaluation.scores import ClientScore, Score, score, thirds
 from fedskew.evaluation.summary import Summary, over_clients, summarise
@@ -122,17 +121,6 @@ def test_the_headline_is_the_global_model_s_accuracy_then_its_mean_over_clients_
     assert headline(Metrics(clients=alone)) == 0.9
     assert headline(Metrics()) is None
     assert headline(None) is None
-
-
-def test_rounds_and_bytes_to_a_target_count_both_ways_up_to_the_first_hit() -> None:
-    def record(round: int, accuracy: float | None) -> SimpleNamespace:
-        shared = accuracy and ModelMetrics(accuracy=accuracy, loss=0.0, per_class=[])
-        metrics = Metrics(global_=shared) if shared else None
-        return SimpleNamespace(round=round, bytes_up={"p": 10}, bytes_down={"p": 5}, metrics=metrics)
-
-    records = [record(0, 0.1), record(1, None), record(2, 0.6), record(3, 0.9)]
-    assert to_target(records, 0.5) == to_target(records, 0.6) == {"rounds": 3, "bytes": 45}
-    assert to_target(records, 0.95) == {"rounds": None, "bytes": None}
 
 
 def test_a_largest_class_of_exactly_twice_the_smallest_counts_as_a_long_tail() -> None:

@@ -21,7 +21,7 @@ from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.experiment.run import Run, resume
-from fedskew.experiment.run_directory import RunDirectory
+from fedskew.experiment.run_writer import RunWriter
 from fedskew.methods.ccvr import CCVR
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedcd import FedCD
@@ -77,7 +77,7 @@ def again(path: Path, **options: object) -> Run:
     return run
 
 
-def test_a_run_taken_up_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_digest_and_whole_records(tmp_path: Path) -> None:
     started(tmp_path / "run", 3)
     run = again(tmp_path / "run")
     assert run.result.digest == whole()
@@ -122,10 +122,23 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Pa
     assert run.result.digest == whole()
 
 
+def test_states_of_the_checkpoint_before_are_kept_even_if_each_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that nobody needs is removed. With one state in each, those of the older checkpoint must stay."""
+    monkeypatch.setattr("fedskew.federation.segments.Segments.__init__.__defaults__", (1,))
+    started(tmp_path / "run", 4)
+    newest = sorted((tmp_path / "run" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    run = again(tmp_path / "run")
+    assert [note[:17] for note in run.notes] == ["checkpoint 000003"]
+    assert run.result.digest == whole()
+
+
 def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_path: Path) -> None:
     started(tmp_path / "run", 4)
     spoil_state(tmp_path / "run")
-    directory = RunDirectory(tmp_path / "run")
+    directory = RunWriter(tmp_path / "run")
     start, troubles = directory.restore(EXPERIMENT)
     directory.close()
     assert start is not None
@@ -133,9 +146,9 @@ def test_a_checkpoint_that_cannot_be_used_is_removed_when_an_older_one_is(tmp_pa
     assert [path.name[:6] for path in directory.checkpoints()] == ["000002"]
 
 
-def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(tmp_path / "run", 2)
-    monkeypatch.setattr("fedskew.experiment.run_directory.versions", lambda: {"torch": "9.9"})
+    monkeypatch.setattr("fedskew.experiment.run_writer.versions", lambda: {"torch": "9.9"})
     run = Run(EXPERIMENT, out=tmp_path / "run", resume=True)
     assert len(run.notes) == 1
     assert f"torch {torch.__version__}" in run.notes[0]
@@ -168,7 +181,7 @@ def test_a_directory_in_use_or_with_a_run_in_it_is_refused(tmp_path: Path) -> No
         Run(EXPERIMENT, out=tmp_path / "run")
 
 
-def test_a_folder_without_a_run_cannot_be_taken_up(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         resume(tmp_path)
 
@@ -335,7 +348,7 @@ def test_more_rounds_are_refused_where_the_rounds_so_far_would_be_others(
     assert list(resume(tmp_path / "run")) == []
 
 
-def test_steps_that_lie_in_the_future_do_not_hinder_more_rounds(tmp_path: Path) -> None:
+def test_steps_in_the_future_do_not_prevent_more_rounds(tmp_path: Path) -> None:
     stopped(tmp_path / "run", dataclasses.replace(PLAIN, training=Training(schedule="steps:4=0.01")), 9)
     assert len(list(resume(tmp_path / "run", rounds=5))) == 2
 

@@ -81,7 +81,7 @@ def test_a_record_cut_off_while_it_was_written_is_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "result.json"])
-def test_a_spoilt_file_is_one_sentence(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_gives_one_sentence(tmp_path: Path, name: str) -> None:
     path = shutil.copytree(SAVED / "simulated", tmp_path / "run")
     (path / name).write_text('{"round": "many"}\n')
     with pytest.raises(UsageError, match="cannot be read"):

@@ -170,7 +170,7 @@ def test_a_client_without_data_is_skipped_with_a_note() -> None:
     assert records[0].trained == [1]
 
 
-def test_a_run_that_is_taken_up_is_the_run_that_never_stopped() -> None:
+def test_a_resumed_run_is_the_run_that_never_stopped() -> None:
     world = digits(FedAvg(), training=Training(lr=0.1, batch_size=16, schedule="cosine"), count=4)
     whole, _ = rounds(world, 4)
     federation = rounds(world, 2)[1]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedskew.core.method import Method
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.make_world import world_from_tensors
+from fedskew.federation.world import World
 from toys import Scalar
 
 

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from fedskew.core.net import Net
 from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.make_world import world_from_tensors
+from fedskew.federation.world import World
 from fedskew.methods.fedala import FedALA
 from helpers.nets import state_of
 from toys import digits, rounds

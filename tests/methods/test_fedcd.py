@@ -29,8 +29,9 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
+from fedskew.federation.make_world import world_from_tensors
 from fedskew.federation.wire import size_of
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.world import World
 from fedskew.methods import fedcd
 from fedskew.methods._shared.prototypes import GROUP, class_means
 from fedskew.methods.fedavg import FedAvg

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from fedskew.core.method import Method, Update, mean_of, model_of
-from fedskew.core.tensors import Tensors
+from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 from fedskew.data.split.chain import make_partition
 from fedskew.experiment.config import Experiment
@@ -358,14 +358,19 @@ def test_the_margin_is_off_in_the_first_round_and_on_in_the_second() -> None:
         assert not same(model_of(ours[1].server), model_of(plain[1].server))
 
 
-def test_the_objective_is_eq_5() -> None:
-    method = FedMR(mu1=0.3, mu2=0.7, intra_form="norm", limit=0, inter_form="paper")
+def in_the_second_round(method: FedMR) -> tuple[Any, Payload, Tensor, Tensor, Tensor, Tensors]:
+    """(site, broadcast, samples, labels, features, prototypes) of a client after one round of all clients."""
     records, simulation = rounds(digits(method, split=PCDD), 1)
     site = simulation.world.site(1, 1, "train")
     broadcast = method.broadcast(records[0].server)
     site.load(broadcast)
     x, y = site.data.take(torch.arange(16))
-    z, g = site.net.body(x), broadcast[GROUP]
+    return site, broadcast, x, y, site.net.body(x), broadcast[GROUP]
+
+
+def test_the_objective_is_eq_5() -> None:
+    method = FedMR(mu1=0.3, mu2=0.7, intra_form="norm", limit=0, inter_form="paper")
+    site, broadcast, x, y, z, g = in_the_second_round(method)
     known = g["count"] > 0
     assert known.all()
     for scope, others in (("all", known), ("present", bins(site.data.labels)), ("missing", ~bins(site.data.labels))):
@@ -444,12 +449,7 @@ def test_the_paper_s_preset_is_eqs_3_and_4_as_printed_without_a_limit() -> None:
         1,
     ]
     assert replace(method, intra_form="code", limit=2.0).chosen("limit") == 2
-    records, simulation = rounds(digits(method, split=PCDD), 1)
-    site = simulation.world.site(1, 1, "train")
-    broadcast = method.broadcast(records[0].server)
-    site.load(broadcast)
-    x, y = site.data.take(torch.arange(16))
-    z, g = site.net.body(x), broadcast[GROUP]
+    site, broadcast, x, y, z, g = in_the_second_round(method)
     wanted = (
         cross_entropy(site.net.head(z), y)
         + 1.4 / (200 * 199) * intra_class(z, y, "paper")

@@ -12,7 +12,8 @@ from fedskew.core.method import Method
 from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.tensors import Tensors
 from fedskew.core.training import Training
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.make_world import world_from_tensors
+from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.methods._shared.prototypes import enough
 from fedskew.models import build

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ CASES = {
     "narrow": (6, 16, 0, 20),
     "wide": (3, 32, 2, 5),
 }
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def phased(x: Tensor, weight: Tensor, bias: Tensor, padding: int = 0) -> Tensor:

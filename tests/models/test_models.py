@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -76,14 +75,6 @@ CHEAP: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("efficientnet-b0", {"projection": 16}, (3, 9, 8)),
 ]
 NORMED = [case for case in CHEAP if REGISTRY[case[0]].normed]
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def count(tensors: Any) -> int:

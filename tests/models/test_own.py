@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,8 @@ from fedskew.core.settings import UsageError
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.models.own import build_own, find_head, own_net_text, plain_value
-from helpers.own_code import MY
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my.py").write_text(MY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_a_function_is_called_with_shape_classes_and_options() -> None:

@@ -14,16 +14,8 @@ from fedskew.studies.tables.finished import FinishedTable, finish, read_tables
 from fedskew.studies.tables.recipe import Recipe, load_recipe
 from fedskew.studies.tables.running import Work, plan
 from fedskew.studies.tables.verdicts import Cell
-from helpers.recipes import SMALL
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(SMALL)
-    return path
 
 
 def a_cell(column: str, ours: float | None, paper: float | None) -> Cell:

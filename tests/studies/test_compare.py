@@ -12,7 +12,7 @@ from fedskew.core.settings import UsageError
 from fedskew.experiment.config import Experiment, method_of
 from fedskew.experiment.run import Run
 from fedskew.methods import REGISTRY
-from fedskew.studies.compare import Compared, distinct, run_methods, summarise, write
+from fedskew.studies.compare import Compared, Line, distinct, read_lines, run_methods, summarise, write
 from fedskew.studies.execution import Outcome, execute
 from helpers.records import a_record, a_result
 
@@ -48,8 +48,8 @@ def test_every_method_sees_the_same_clients_and_cohorts(tmp_path: Path) -> None:
 def test_two_settings_of_one_method_are_two_lines(tmp_path: Path) -> None:
     runs = run_methods(BASE, ["fedprox:mu=0", "fedprox:mu=5"], [0], tmp_path, quiet)
     lines = summarise(runs, None)
-    assert [(line["method"], line["seeds"]) for line in lines] == [("fedprox:mu=0", 1), ("fedprox:mu=5", 1)]
-    assert lines[0]["global"] != lines[1]["global"]
+    assert [(line.method, line.seeds) for line in lines] == [("fedprox:mu=0", 1), ("fedprox:mu=5", 1)]
+    assert lines[0].figures["global"].mean != lines[1].figures["global"].mean
 
 
 def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(tmp_path: Path) -> None:
@@ -84,11 +84,11 @@ def test_figures_are_means_and_standard_deviations_over_seeds(tmp_path: Path) ->
 
     runs = [run_of(0, 0.6), run_of(1, 0.8)]
     (line,) = summarise(runs, target=0.7)
-    assert line["global"] == pytest.approx(0.7)
-    assert line["global_std"] == pytest.approx(0.1414, abs=1e-4)
-    assert line["personal"] is None
-    assert line["rounds_to_target"] is None
-    assert summarise(runs, target=0.5)[0]["rounds_to_target"] == 1
+    assert line.figures["global"].mean == pytest.approx(0.7)
+    assert line.figures["global"].std == pytest.approx(0.1414, abs=1e-4)
+    assert line.figures["personal"].mean is None
+    assert line.costs["rounds_to_target"] is None
+    assert summarise(runs, target=0.5)[0].costs["rounds_to_target"] == 1
     write(tmp_path, BASE, runs, [line])
     assert json.loads((tmp_path / "compare.json").read_text())["methods"][0]["seeds"] == 2
     assert next(csv.DictReader((tmp_path / "compare.csv").open()))["method"] == "fedavg"
@@ -100,7 +100,7 @@ def test_a_failed_run_is_reported_and_the_others_are_run(tmp_path: Path) -> None
     runs = run_methods(base, ["fedavg", "fedavgm"], [0], tmp_path, quiet)
     assert [bool(run.outcome.failed) for run in runs] == [True, True]
     lines = summarise(runs, target=0.5)
-    assert [(line["seeds"], line["failed"], line["global"]) for line in lines] == [(0, 1, None), (0, 1, None)]
+    assert [(line.seeds, line.failed, line.figures["global"].mean) for line in lines] == [(0, 1, None), (0, 1, None)]
     write(tmp_path, base, runs, lines)
 
 
@@ -122,11 +122,54 @@ def test_lines_are_sorted_and_differences_are_paired_by_seed() -> None:
         for seed, accuracy in enumerate(accuracies)
     ]
     lines = summarise(runs, None)
-    assert [(line["method"], line["best"]) for line in lines] == [
+    assert [(line.method, line.best) for line in lines] == [
         ("fedprox", True),
         ("fedavg", False),
         ("fedper", False),
     ]
-    assert lines[0]["over_baseline"] == pytest.approx(0.2)
-    assert lines[0]["over_baseline_margin"] == pytest.approx(0.248, abs=1e-3)
-    assert lines[1]["over_baseline"] is lines[2]["over_baseline"] is None
+    assert lines[0].over_baseline == pytest.approx(0.2)
+    assert lines[0].over_baseline_margin == pytest.approx(0.248, abs=1e-3)
+    assert lines[1].over_baseline is lines[2].over_baseline is None
+
+
+def a_comparison() -> list[Compared]:
+    """FedAvg with two seeds; FedProx with two seeds of which one failed."""
+    outcomes = {"fedavg": ((0.5, ""), (0.625, "")), "fedprox": ((0.75, ""), (None, "it diverged"))}
+    return [
+        Compared(name, seed, Outcome(a_result(accuracy, bytes_up=3, bytes_down=4), [a_record(0, accuracy)], failed))
+        for name, every in outcomes.items()
+        for seed, (accuracy, failed) in enumerate(every)
+    ]
+
+
+@pytest.mark.parametrize("target", [0.625, None])
+def test_a_comparison_is_written_as_it_was_before_its_lines_had_types(target: float | None, tmp_path: Path) -> None:
+    """saved/ holds what the version with plain dicts wrote about the same runs: the same text, and it is read."""
+    saved = Path(__file__).parent / "saved" / ("compare" if target is None else "compare-target")
+    lines = summarise(a_comparison(), target)
+    write(tmp_path, BASE, a_comparison(), lines)
+    assert (tmp_path / "compare.csv").read_bytes() == (saved / "compare.csv").read_bytes()
+    now, before = (json.loads((folder / "compare.json").read_text()) for folder in (tmp_path, saved))
+    assert list(now) == list(before)
+    assert [list(line.items()) for line in now["methods"]] == [list(line.items()) for line in before["methods"]]
+    assert read_lines(saved) == lines
+    assert all(isinstance(line, Line) for line in lines)
+    assert ("rounds_to_target" in lines[0].costs) == (target is not None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"methods": [1]}', '{"methods": [{"method": "fedavg"}]}', '{"methods": {"seeds": 1}}']
+)
+def test_a_damaged_comparison_is_one_sentence(text: str, tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text(text)
+    with pytest.raises(UsageError, match=r"compare\.json cannot be read"):
+        read_lines(tmp_path)
+
+
+def test_a_figure_of_another_type_is_not_read(tmp_path: Path) -> None:
+    lines = summarise(a_comparison(), None)
+    write(tmp_path, BASE, [], lines)
+    path = tmp_path / "compare.json"
+    path.write_text(path.read_text().replace('"global": 0.75', '"global": "high"'))
+    with pytest.raises(UsageError, match=r"cannot be read: Expected `float \| null`, got `str`"):
+        read_lines(tmp_path)

@@ -12,14 +12,7 @@ from fedskew.methods.fedavgm import FedAvgM
 from fedskew.studies.laws import Subject, changes_no_argument, check, terms_off_is_fedavg
 from helpers.own_code import MY
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my.py").write_text(MY)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("quick_workers", "own_folder")
 
 
 @pytest.mark.slow
@@ -55,7 +48,7 @@ def test_what_was_changed_is_named() -> None:
     assert problem.startswith("a hook changed the server's payload and the broadcast")
 
 
-def test_the_command_ends_with_1_if_a_law_is_broken(fedskew: Any, folder: Path) -> None:
+def test_the_command_ends_with_1_if_a_law_is_broken(fedskew: Any, own_folder: Path) -> None:
     (Path.cwd() / "my.py").write_text(MY)
     said = fedskew("check", "my.py:Fails", "--json")
     assert said.code == 1

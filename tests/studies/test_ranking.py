@@ -42,7 +42,7 @@ def test_differences_use_only_seeds_that_both_finished() -> None:
     assert over_text(first.over, ACCURACY) == "+1.00"
 
 
-def test_a_clear_lead_is_said_with_its_interval() -> None:
+def test_a_clear_lead_is_stated_with_its_interval() -> None:
     """Differences 2, 2.5, 3 points: mean 2.5, standard error 0.289, margin 4.303 * 0.289 = 1.24."""
     found = said({"fedavg": {0: 0.5, 1: 0.6, 2: 0.7}, "fedprox": {0: 0.52, 1: 0.625, 2: 0.73}})
     assert found == "fedprox is ahead of fedavg by 2.5 ± 1.2 points of accuracy (global model, test set) over 3 seeds."

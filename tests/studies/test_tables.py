@@ -44,13 +44,6 @@ from helpers.records import a_record, a_result
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    path = tmp_path / "small.toml"
-    path.write_text(SMALL)
-    return path
-
-
 def quiet(*_: Any) -> None:
     pass
 

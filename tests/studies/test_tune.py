@@ -210,7 +210,7 @@ def test_without_optuna_the_command_says_how_to_get_it(fedskew: Any, monkeypatch
     assert "pip install 'fedskew[tune]'" in fedskew("tune", "fedavg", "--budget", "1").err
 
 
-def test_ctrl_c_says_how_to_go_on(fedskew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(fedskew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedskew.cli import tuning
 
     def interrupted(*_: Any, **__: Any) -> None:

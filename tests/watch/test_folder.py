@@ -16,7 +16,7 @@ from fedskew.experiment import live
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import FAILURE, Lines, append_accuracy, is_locked, last_records
 from fedskew.experiment.run import Run
-from fedskew.experiment.run_directory import RunDirectory
+from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.watch import folder as folder_module
 from fedskew.watch.app import snapshot
@@ -107,7 +107,7 @@ def test_looking_at_a_lock_does_not_make_a_starting_run_fail(tmp_path: Path) -> 
     handle = os.open(tmp_path / ".lock", os.O_RDONLY)
     live.flock(handle, live.LOCK_SH)
     Timer(0.05, os.close, [handle]).start()
-    directory = RunDirectory(tmp_path)
+    directory = RunWriter(tmp_path)
     assert is_locked(tmp_path / ".lock", tmp_path / "records.jsonl")
     directory.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fedskew.evaluation.figures import COMPARED, Figure
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
-from fedskew.studies.compare import SHOWN, Compared, order, run_methods, summarise, write
+from fedskew.studies.compare import SHOWN, Compared, Line, order, run_methods, summarise, write
 from fedskew.studies.ranking import Standing, finding, over_text
 
 # titles of columns that say of which model; the figures' whole words are printed below the table
@@ -71,7 +71,7 @@ def show_comparison(
             "finding": found,
             "directory": str(out),
         }
-        print_json({"methods": lines} | about)
+        print_json({"methods": [line.as_dict() for line in lines]} | about)
         return
     data = base.data if isinstance(base.data, str) else base.data.name
     screen.print(f"\n{found}\n" if found else "", markup=False)
@@ -104,9 +104,9 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
     return [sentence for of_method in found.values() for sentence in of_method]
 
 
-def shared_facts(lines: Sequence[Mapping[str, Any]]) -> str:
+def shared_facts(lines: Sequence[Line]) -> str:
     """How many seeds and rounds there are, if all methods have the same: `; 3 seeds, 30 rounds`."""
-    facts = {key: {line[key] for line in lines} for key in ("seeds", "rounds")}
+    facts = {key: {getattr(line, key) for line in lines} for key in ("seeds", "rounds")}
     return "".join(f"; {next(iter(v))} {key}" for key, v in facts.items() if len(v) == 1)
 
 
@@ -115,27 +115,32 @@ def title(figure: Figure) -> str:
     return TITLES.get(figure.key, figure.key)
 
 
-def shown_figures(lines: Sequence[Mapping[str, Any]], goal: Figure) -> list[Figure]:
+def shown_figures(lines: Sequence[Line], goal: Figure) -> list[Figure]:
     """The figures that at least one method has: `goal` first, those for imbalanced samples only if it is one."""
     every = [goal, *(SHOWN[key] for key in COLUMNS if key not in IMBALANCED or goal.key != "global")]
-    return [f for f in dict.fromkeys(every) if any(line[f.key] is not None for line in lines)]
+    return [f for f in dict.fromkeys(every) if any(line.figures[f.key].mean is not None for line in lines)]
 
 
 def columns_and_rows(
-    lines: Sequence[Mapping[str, Any]], goal: Figure, standings: Sequence[Standing], baseline: str | None
+    lines: Sequence[Line], goal: Figure, standings: Sequence[Standing], baseline: str | None
 ) -> tuple[list[str], list[list[Any]]]:
     """The table of a comparison: its columns' titles, and a row per line of `summarise`."""
     first, *others = shown_figures(lines, goal) or [goal]
-    costs = [figure for key, figure in COMPARED.items() if key != "bytes_to_target" and key in lines[0]]
-    differ = [key for key in ("seeds", "rounds") if len({line[key] for line in lines}) > 1]
+    costs = [figure for key, figure in COMPARED.items() if key != "bytes_to_target" and key in lines[0].costs]
+    differ = [key for key in ("seeds", "rounds") if len({getattr(line, key) for line in lines}) > 1]
     over = [f"over {baseline}"] if baseline is not None and len(lines) > 1 else []
     columns = ["method", *differ, title(first), *over, *map(title, others), *(f.words for f in costs)]
     rows = [
-        [line["method"], *(line[key] for key in differ)]
-        + [first.text(line[first.key], line[f"{first.key}_std"]) + (" *" if line["best"] else "")]
+        [line.method, *(getattr(line, key) for key in differ)]
+        + [_over_seeds(first, line) + (" *" if line.best else "")]
         + [over_text(standing.over, goal) for _ in over]
-        + [figure.text(line[figure.key], line[f"{figure.key}_std"]) for figure in others]
-        + [figure.text(line[figure.key]) for figure in costs]
+        + [_over_seeds(figure, line) for figure in others]
+        + [figure.text(line.costs[figure.key]) for figure in costs]
         for line, standing in zip(lines, standings, strict=True)
     ]
     return columns, rows
+
+
+def _over_seeds(figure: Figure, line: Line) -> str:
+    found = line.figures[figure.key]
+    return figure.text(found.mean, found.std)

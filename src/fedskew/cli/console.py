@@ -17,13 +17,13 @@ from rich.table import Table
 from fedskew.evaluation.figures import leading_figure
 
 if TYPE_CHECKING:
-    from fedskew.experiment.run import BaseRun
+    from fedskew.experiment.base_run import BaseRun
     from fedskew.federation.protocol import Record
 
 PAGE = 400  # columns if the output is not a terminal: wide enough that tables need not be folded
 NAME = 40  # letters of a table's first column that are not folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-REMEDY = "Resuming would only diverge again; start it anew with a smaller training.lr, or with training.clip."
+REMEDY = "Resuming would only diverge again; start again with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 
 

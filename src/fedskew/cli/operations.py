@@ -110,7 +110,7 @@ def status_command(
 def forget_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", hidden=True)],
     older_than: Annotated[
-        float, typer.Option(min=0, metavar="DAYS", help="Only states last written so long ago.")
+        float, typer.Option(min=0, metavar="DAYS", help="Only states that were last written at least this long ago.")
     ] = 30,
     as_json: Json = False,
 ) -> None:

@@ -48,7 +48,7 @@ Quorum = Annotated[
 OnDivergence = Annotated[
     str | None,
     typer.Option(
-        metavar="WHAT", help="stop (default) or warn: what to do if the loss is not finite or falls to chance."
+        metavar="WHAT", help="stop (default) or warn: what to do if the loss is not finite or accuracy falls to chance."
     ),
 ]
 Set = Annotated[
@@ -135,7 +135,7 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def plain_value(text: str) -> Any:
-    """A TOML value (a number, true, [1, 2]), or the text itself if it is none."""
+    """A TOML value (a number, true, [1, 2]), or the text itself if it is not one."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -226,7 +226,7 @@ def default_out(experiment: Experiment) -> Path:
 
 
 def comparison_out(base: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> Path:
-    """runs/compare-<data>-<code>: a folder of this comparison's own. The same comparison has the same folder."""
+    """runs/compare-<data>-<code>: a folder for this comparison. The same comparison has the same folder."""
     settings = {key: value for key, value in base.as_dict().items() if key not in ("method", "seed")}
     told = json.dumps([settings, sorted(methods), sorted(seeds)], sort_keys=True, default=str)
     name = Path(str(base.data)).stem if base.data else "data"

@@ -45,12 +45,8 @@ from fedskew.cli.options import (
 )
 from fedskew.cli.watch import beside, check_watch
 from fedskew.evaluation.cautions import cautions
-from fedskew.evaluation.figures import (
-    check_goal,
-    leading_figure,
-    target_value,
-    to_target,
-)
+from fedskew.evaluation.figures import check_goal, leading_figure, target_value
+from fedskew.evaluation.rounds import to_target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +88,7 @@ def run_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="Withstand hostile clients: mean, trimmed, median, geometric or krum, as in "
+            help="Robust aggregation against hostile clients: mean, trimmed, median, geometric or krum, as in "
             "median:attackers=2,mixing=nnm.",
         ),
     ] = None,
@@ -116,7 +112,7 @@ def run_command(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="End early by validation data: patience=10[,figure=f1][,min_delta=0.5]; needs holdout.validation.",
+            help="End early, by validation data (needs holdout.validation): patience=10[,figure=f1][,min_delta=0.5].",
         ),
     ] = None,
     metric: Annotated[

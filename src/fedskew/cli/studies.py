@@ -59,7 +59,7 @@ def compare_command(
     config: Config = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of the runs and the table; default: one of this comparison's own."),
+        typer.Option(metavar="DIR", help="Folder of the runs and the table; default: a folder for this comparison."),
     ] = None,
     workers: Workers = None,
     engine: Engine = "processes",

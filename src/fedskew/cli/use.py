@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 SHOWN = 20  # samples on the screen
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")]
-Client = Annotated[
-    str | None, typer.Option(metavar="CLIENT", help="Use the own model of this client (number or name).")
-]
+Client = Annotated[str | None, typer.Option(metavar="CLIENT", help="Use this client's own model (number or name).")]
 OwnNet = Annotated[str | None, typer.Option("--net", metavar="FILE.py:NAME", help="The net, if it is one of your own.")]
 
 

@@ -24,10 +24,15 @@ def watch_command(
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port; 0 for any free one.")] = 8471,
     host: Annotated[
         str,
-        typer.Option(metavar="ADDRESS", help="Address to listen on; others than loopback need --token and --certs."),
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on; one that other machines reach needs --token and --certs."
+        ),
     ] = "127.0.0.1",
     token: Annotated[
-        str, typer.Option(envvar="FEDSKEW_WATCH_TOKEN", metavar="TEXT", help="What a browser must know to look.")
+        str,
+        typer.Option(
+            envvar="FEDSKEW_WATCH_TOKEN", metavar="TEXT", help="Password of the page; a browser must give it once."
+        ),
     ] = "",
     certs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Use TLS, with the server's folder of `fedskew certs`.")

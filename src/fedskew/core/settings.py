@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import import_module
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -82,7 +83,7 @@ def checked(given: T, what: str) -> T:
     checked. `what` names the dataclass in an error.
     """
     try:
-        hints = get_type_hints(type(given), include_extras=True)
+        hints = _hints(type(given))
     except NameError:  # a class made inside a function may name types that only that function knows
         return given
     changed: dict[str, Any] = {}
@@ -100,13 +101,19 @@ def checked(given: T, what: str) -> T:
     return dataclasses.replace(given, **changed) if changed else given  # type: ignore[type-var]
 
 
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields. Reading them takes milliseconds, and a recipe has hundreds of experiments."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def _sentence(kind: type, values: Mapping[str, Any], what: str, error: str) -> str:
     problem, _, where = error.partition(" - at `$")
     key = re.match(r"\.(\w+)", where)
     if key is None:  # raised by __post_init__, which speaks for itself
         return problem if what in problem else f"{what}: {problem}"
     name = key.group(1)
-    hint = get_type_hints(kind, include_extras=True)[name]
+    hint = _hints(kind)[name]
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     choices = [c for option in options if get_origin(option) is Literal for c in get_args(option)]
     expected = [number for number in map(_number, options) if number]

@@ -87,7 +87,7 @@ class DataSet:
 
 
 def number_of(text: str) -> float | None:
-    """The finite number that a text stands for; None if it is none."""
+    """The finite number that a text stands for; None if it does not stand for one."""
     try:
         value = float(text)
     except ValueError:

@@ -22,8 +22,8 @@ from fedskew.core.text import clean
 from fedskew.core.training import Count, Natural, NotNegative
 from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet
-from fedskew.experiment.assemble import net_maker
 from fedskew.experiment.config import Experiment, from_dict, read_toml
+from fedskew.experiment.nets import net_maker
 from fedskew.methods._find import find_method
 from fedskew.methods.fedavg import FedAvg
 

@@ -28,11 +28,12 @@ from fedskew.deploy.messages import OWN_DATA, Request
 from fedskew.deploy.roster import Channel, Roster
 from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
+from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import write_failure
-from fedskew.experiment.run import BaseRun
-from fedskew.experiment.run_directory import RunDirectory, read_settings, versions
+from fedskew.experiment.run_directory import read_settings, versions
+from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.cohort import draw_cohort
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.federation.wire import digest
@@ -89,7 +90,7 @@ class Served(BaseRun):
         self.own_data = experiment.data == OWN_DATA
         self.assembled = None if self.own_data else assemble(experiment, data_dir=hosting.data_dir)
         config = hosting.config()
-        super().__init__(experiment, RunDirectory(out, every=1), resume=resume)
+        super().__init__(experiment, RunWriter(out, every=1), resume=resume)
         self.keys = sorted(config["sites"])  # names of the sites whose keys the server has
         self.agreed, notes = read_agreed(out, self.keys, hosting.server_data, resume=resume)
         self.notes += notes

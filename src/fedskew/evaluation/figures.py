@@ -14,9 +14,9 @@ and its balanced accuracy if not. See `leading_figure`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from fedskew.core.settings import UsageError, unknown
 from fedskew.evaluation.metrics import Metrics
@@ -177,7 +177,7 @@ DIAGNOSTICS = _by_key(
     Figure("eigenvalue_spread", "eigenvalue spread", "", "lower", ("diagnostics", "eigenvalue_spread")),
     Figure("head_distance", "mean distance of clients' heads", "", "lower", ("diagnostics", "head_distance")),
 )
-# what a run costs: totals in a result, one round's share in a record (see `round_costs`)
+# what a run costs: totals in a result, one round's share in a record (see rounds.py)
 COSTS = _by_key(
     Figure("bytes_up", "bytes up", "bytes", "lower", ("bytes_up",)),
     Figure("bytes_down", "bytes down", "bytes", "lower", ("bytes_down",)),
@@ -260,54 +260,6 @@ def target_value(target: float, goal: str | None) -> float:
     if not 0 < target <= 100:
         raise UsageError(f"--target {target:g} is invalid: expected a percentage above 0 and at most 100, such as 80.")
     return target / 100
-
-
-class Round(Protocol):
-    """What figures are computed from in one round's record."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def bytes_up(self) -> Mapping[str, int]: ...
-    @property
-    def bytes_down(self) -> Mapping[str, int]: ...
-    @property
-    def client_seconds(self) -> float: ...
-    @property
-    def server_seconds(self) -> float: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def lost(self) -> Mapping[int, str]: ...
-    @property
-    def metrics(self) -> Metrics | None: ...
-
-
-def round_costs(record: Round) -> dict[str, float]:
-    """What one round cost, by key of `COSTS`: bytes summed over groups of tensors, seconds, updates that were lost."""
-    return {
-        "bytes_up": sum(record.bytes_up.values()),
-        "bytes_down": sum(record.bytes_down.values()),
-        "client_seconds": record.client_seconds,
-        "server_seconds": record.server_seconds,
-        "seconds": record.seconds,
-        "lost": len(record.lost),
-    }
-
-
-def to_target(records: Iterable[Round], target: float, goal: str | None = None) -> dict[str, float | None]:
-    """Rounds and bytes (up and down) until the leading figure first reaches `target`, a share from 0 to 1.
-
-    `goal` is another figure to look at, see `leading_figure`. Both are None if no evaluated round reaches the target.
-    """
-    spent = 0
-    for record in records:
-        spent += sum(record.bytes_up.values()) + sum(record.bytes_down.values())
-        figure = leading_figure(record.metrics, goal)
-        reached = figure.of(record.metrics) if figure is not None else None
-        if figure is not None and reached is not None and at_least_as_good(reached, target, figure.better):
-            return {"rounds": record.round + 1, "bytes": spent}
-    return {"rounds": None, "bytes": None}
 
 
 def at_least_as_good(value: float, other: float, better: Better) -> bool:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from fedskew.core.method import Method
 from fedskew.core.user_code import split_text
 from fedskew.data.table import Preparation, TableInput
-from fedskew.experiment.assemble import Assembled, model_text
+from fedskew.experiment.assemble import Assembled
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.nets import model_text
 from fedskew.federation.world import World
 
 SCHEMA = 1  # version of the format; increased when a reader of older files would misread a newer one

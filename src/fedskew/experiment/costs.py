@@ -13,8 +13,9 @@ from fedskew.core.net import Shape
 from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
+from fedskew.federation.make_world import world_from_tensors
 from fedskew.federation.wire import size_of
-from fedskew.federation.world import World, world_from_tensors
+from fedskew.federation.world import World
 from fedskew.models import build
 
 Sizes = dict[str, int]  # bytes by group of a payload

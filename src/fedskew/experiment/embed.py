@@ -12,7 +12,7 @@ from fedskew.core.samples import Data, pieces
 from fedskew.core.seeding import one_thread
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, Arrays, DataSet
-from fedskew.experiment.assemble import model_text, net_builder
+from fedskew.experiment.nets import model_text, net_builder
 from fedskew.experiment.run_directory import is_run
 from fedskew.experiment.use import load
 

@@ -38,7 +38,7 @@ State = Literal["running", "stopped", "failed", "finished"]
 SPLIT, ACCURACY, FAILURE, LOCK = "split.json", "client_accuracy.jsonl", "failure.json", ".lock"
 MOST_CLIENTS = MAX_CLIENTS  # of more clients every n-th is written
 QUIET = 600.0  # where locks cannot be tested: seconds without a record after which a run counts as stopped
-MARK = 64  # bytes before the end of what was read, by which a file that was written anew is recognised
+MARK = 64  # bytes before the end of what was read, by which a file that was rewritten is recognised
 CHUNK = 1 << 21  # bytes that are read in one go
 LARGEST = 1 << 26  # bytes of a file that is read whole
 TAIL = 1 << 16  # bytes at the end of a file that hold its last record, unless that is longer
@@ -143,7 +143,7 @@ def read_small(path: Path, kind: type[Any]) -> Any:
 class Lines:
     """A file of JSON lines that grows: `read` returns the lines since the last call. A broken line is left out.
 
-    If the file was cut off or written anew, as resuming a run does, it is read from its beginning.
+    If the file was cut off or rewritten, as resuming a run does, it is read from its beginning.
     """
 
     def __init__(self, kind: type[Any]) -> None:

@@ -32,7 +32,9 @@ Function = Callable[[Any, Any], float]
 def load_metric(text: str, world: World) -> Callable[[int, Payload], float | None]:
     """The figure as a function of (round, broadcast), from `my.py:name`; mistakes are a `UsageError`."""
     if not len(world.y_test) or not world.method.has_global:
-        raise UsageError(f"--metric {text} needs a global model and a test set on the server; this run has not both.")
+        raise UsageError(
+            f"--metric {text} needs a global model and a test set on the server; this run lacks one of them."
+        )
     function = _function(text)
 
     def figure(round: int, broadcast: Payload) -> float | None:

@@ -15,8 +15,10 @@ from fedskew.federation.protocol import Record
 
 def why_stop(records: Sequence[Record], stop: Stop) -> str:
     """Why the run ends after these records, in words; "" if it goes on."""
+    if not stop.patience:
+        return ""
     values = [(r.round, r.validation) for r in records if r.validation is not None and r.stage == "train"]
-    if not stop.patience or not values:
+    if not values:
         return ""
     figure = goal_figure(stop.figure or "accuracy")
     sign = 1 if figure.better == "higher" else -1

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fedskew.core.settings import choose, library
-from fedskew.evaluation.figures import round_costs
+from fedskew.evaluation.rounds import round_costs
 from fedskew.federation.protocol import Record
 
 log = logging.getLogger("fedskew")

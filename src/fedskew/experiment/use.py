@@ -22,10 +22,11 @@ from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet, as_images
 from fedskew.data.sources.inputs import read_inputs
 from fedskew.evaluation.scores import BATCH
-from fedskew.experiment.assemble import assemble, net_builder
+from fedskew.experiment.assemble import assemble
 from fedskew.experiment.card import ModelCard, card_of_assembled
 from fedskew.experiment.given import method_from
 from fedskew.experiment.model_files import read_card, read_model
+from fedskew.experiment.nets import net_builder
 from fedskew.experiment.personal import experiment_of, personal_model
 from fedskew.methods import REGISTRY
 from fedskew.models import wrap

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fedskew.core.settings import UsageError
 from fedskew.data.split.skew import skew
-from fedskew.evaluation.figures import COSTS, DIAGNOSTICS, bytes_text, round_costs, to_target
-from fedskew.experiment.assemble import Assembled, assemble, model_text
+from fedskew.evaluation.figures import COSTS, DIAGNOSTICS, bytes_text
+from fedskew.evaluation.rounds import round_costs, to_target
+from fedskew.experiment.assemble import Assembled, assemble
 from fedskew.experiment.diagnostics import mean_distance
+from fedskew.experiment.nets import model_text
 from fedskew.experiment.run_directory import SavedRun, versions
 from fedskew.experiment.tracking import flat
 from fedskew.report import charts

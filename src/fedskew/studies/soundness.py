@@ -15,10 +15,8 @@ import inspect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,6 +32,7 @@ from fedskew.methods import REGISTRY
 from fedskew.studies.choice import choose_rate
 from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.execution import execute
+from fedskew.studies.pool import process_pool
 
 
 class Regime(NamedTuple):
@@ -216,11 +215,10 @@ def run_battery(
     """
     chosen = rates(nets, out)
     scores: Scores = {}
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
+    with process_pool(workers) as map_jobs:
 
         def carry_out(jobs: Sequence[Job]) -> None:
-            for job, score in zip(jobs, pool.map(run_job, jobs, [out] * len(jobs)), strict=True):
+            for job, score in zip(jobs, map_jobs(run_job, jobs, [out] * len(jobs)), strict=True):
                 scores[job.cell, job.seed] = score
                 result = score.failed or f"{100 * (score.accuracy or 0):.1f} %"
                 say(f"{job.cell.net} {job.cell.split} {job.cell.method} seed {job.seed}: {result}")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedskew.evaluation.figures import COSTS, FIGURES, leading_figure, round_costs
+from fedskew.evaluation.figures import COSTS, FIGURES, leading_figure
 from fedskew.evaluation.metrics import Metrics
+from fedskew.evaluation.rounds import round_costs
 from fedskew.experiment.live import ACCURACY, Accuracies, Lines
 from fedskew.experiment.run_directory import RECORDS
 from fedskew.federation.protocol import Record, merge_late

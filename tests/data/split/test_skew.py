@@ -135,7 +135,7 @@ def test_what_differs_between_classes_is_not_feature_skew() -> None:
     assert feature_skew(x, np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == 0
 
 
-def test_samples_dealt_at_random_have_no_feature_skew_on_average() -> None:
+def test_samples_split_at_random_have_no_feature_skew_on_average() -> None:
     rng = np.random.RandomState(0)
     found = [feature_skew(rng.randn(60, 5), rng.randint(3, size=60), rng.randint(4, size=60)) for _ in range(20)]
     assert np.mean(found) < 0.03

@@ -109,7 +109,7 @@ def feature_skew(features: FloatArray, y: IntArray, clients: IntArray) -> float 
 
     Features [n, d] of samples with labels y [n] at clients [n]. 0: a class looks the same at every client; 1: all its
     samples at one client are alike, but other clients' differ. The share is adjusted for the number of (client, class)
-    cells, as the adjusted R^2 is, so that samples dealt at random give 0 on average. None if it cannot be computed.
+    cells, as the adjusted R^2 is, so that samples split at random give 0 on average. None if it cannot be computed.
 
     >>> x = np.array([[0.0], [0.0], [9.0], [9.0]])
     >>> feature_skew(x, np.array([0, 0, 0, 0]), np.array([0, 0, 1, 1]))

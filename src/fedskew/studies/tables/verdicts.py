@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from fedskew.evaluation.figures import FIGURES, headline, to_target
+from fedskew.evaluation.figures import FIGURES, headline
+from fedskew.evaluation.rounds import to_target
 from fedskew.studies.convergence import last_mean, unsettled_curve
 from fedskew.studies.execution import Outcome
 from fedskew.studies.tables.recipe import Recipe, Scale
