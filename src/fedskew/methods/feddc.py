@@ -59,7 +59,7 @@ class FedDC(Method):
     meant = (PLAIN_SGD,)
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
-        "71.4 % on IID digits, 97.9 % with the statistics of the batch (FedAvg 94.3, 96.1). Use batch_norm = local."
+        "71.4 % on IID digits, 97.9 % with the statistics of the batch (FedAvg 94.3, 96.1)."
     }
 
     alpha: Positive = setting(

@@ -50,7 +50,7 @@ class FedDyn(Method):
     meant = (PLAIN_SGD,)
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
-        "67.9 % on IID digits, 96.9 % with the statistics of the batch (FedAvg 94.3, 96.1). Use batch_norm = local."
+        "67.9 % on IID digits, 96.9 % with the statistics of the batch (FedAvg 94.3, 96.1)."
     }
 
     alpha: Positive = setting(
