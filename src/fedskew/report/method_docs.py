@@ -181,7 +181,8 @@ def page() -> str:
         "",
         f"What leaves a site is in the section of each method. {ALWAYS} See [privacy](privacy.md).",
         "",
-        "Each method's default beside FedAvg on small nets and skewed splits: [results/soundness](../results/soundness).",
+        "Each method's default beside FedAvg on small nets and skewed splits: "
+        "[results/soundness](../results/soundness/README.md).",
     ]
     for one in entries:
         lines += ["", f"## {one.name}", "", f"**{one.title}**  ", *([one.reference] if one.reference else []), ""]
