@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from fedskew.federation.robust import Robust as Robust
     from fedskew.methods import *  # noqa: F403  every method by its class name
     from fedskew.methods import REGISTRY as METHODS
+    from fedskew.studies.advise import Advice as Advice
+    from fedskew.studies.advise import Limits as Limits
+    from fedskew.studies.advise import advise as advise
 
 # Where each name is found, on first use: importing torch takes seconds, and `fedskew --help` needs none of it.
 _MODULES = {
@@ -73,6 +76,7 @@ _MODULES = {
     "federation.private": ("Privacy",),
     "federation.protocol": ("Record",),
     "federation.robust": ("Robust",),
+    "studies.advise": ("Advice", "Limits", "advise"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["METHODS", *_MODULE_OF]  # and every method by its class name, see `dir(fedskew)`

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import UnionType
@@ -102,7 +102,7 @@ def checked(given: T, what: str) -> T:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Hashable) -> dict[str, Any]:
     """The types of a dataclass's fields. Reading them takes milliseconds, and a recipe has hundreds of experiments."""
     return get_type_hints(kind, include_extras=True)
 

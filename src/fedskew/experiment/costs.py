@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,29 +34,37 @@ class Costs:
     once: dict[str, tuple[Sizes, Sizes]]  # (down, up) of stages other than "train", by name
 
 
-def random_world(method: Method, model: str, shape: Shape, classes: int) -> World:
-    """Two clients and a public set with random images, two of each class, and one training step per round."""
+def random_world(method: Method, model: str | Callable[[], Any], shape: Shape, classes: int) -> World:
+    """Two clients and a public set with random samples, two of each class, and one training step per round.
+
+    `model` is a net's name, or a function that builds one.
+    """
     n = 2 * classes
-    images = torch.randint(256, (3 * n, *shape[1:], shape[0]), generator=seeded(0), dtype=torch.uint8)
+    is_table = len(shape) == 1  # its values are numbers, and are not normalised again
+    size = (3 * n, *shape[1:], shape[0])
+    samples = torch.randint(256, size, generator=seeded(0), dtype=torch.float32 if is_table else torch.uint8)
+    channels = 0 if is_table else shape[0]
     parts = np.arange(3 * n).reshape(3, n)
     labels = torch.arange(3 * n) % classes
     return world_from_tensors(
         method,
         Training(steps=1, batch_size=n),
-        partial(build, model, shape, classes, seed=0),
-        images,
+        partial(build, model, shape, classes, seed=0) if isinstance(model, str) else model,
+        samples / 256 if is_table else samples,
         labels,
         list(parts[:2]),
         classes=classes,
         rounds=len(method.stages(2)),
         public=torch.from_numpy(parts[2]),
-        mean=(0.5,) * shape[0],
-        std=(0.5,) * shape[0],
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
     )
 
 
-def measure_costs(method: Method, model: str = "simple-cnn", shape: Shape = (1, 28, 28), classes: int = 10) -> Costs:
-    """The costs of a method for a model, images of `shape` and a number of classes.
+def measure_costs(
+    method: Method, model: str | Callable[[], Any] = "simple-cnn", shape: Shape = (1, 28, 28), classes: int = 10
+) -> Costs:
+    """The costs of a method for a model (a name, or a function that builds a net), samples of `shape` and classes.
 
     Training rounds are measured in the second one, in which everything the method sends exists.
     """

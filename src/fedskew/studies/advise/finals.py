@@ -1,0 +1,123 @@
+"""The final runs: the race's leaders beside tuned FedAvg, fine-tuned FedAvg and training alone, on fresh paired seeds.
+
+They are judged on validation data as before. The clients' test parts are read once, when everything is decided, for the
+numbers of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedskew.core.settings import UsageError
+from fedskew.experiment.assemble import assemble
+from fedskew.experiment.run_directory import read_run
+from fedskew.federation.simulate.simulation import Simulation
+from fedskew.studies.advise.budget import BudgetUsed
+from fedskew.studies.advise.promotion import mean_value
+from fedskew.studies.advise.race import Race
+from fedskew.studies.advise.scoring import Candidate, Score, Scorer
+from fedskew.studies.ranking import FEWEST
+
+BASELINE = "fedavg"
+BESIDE = ("finetune", "local")  # always in the final, with FedAvg
+LEADERS = 3  # further methods in the final
+
+
+@dataclass(frozen=True)
+class Finals:
+    """The final runs, all candidates with the same seeds."""
+
+    scores: dict[Candidate, dict[int, Score]]  # by seed; FedAvg first
+    wanted: int  # seeds that were asked for
+    left_out: dict[str, str]  # leaders of the race that the budget did not allow
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that every candidate finished, or failed with."""
+        return list(next(iter(self.scores.values()), {}))
+
+    def values(self, field: str = "value") -> dict[str, dict[int, float]]:
+        """A field of the scores by candidate and seed; those that failed or have none are left out."""
+        return {
+            str(c): {seed: v for seed, score in of.items() if (v := getattr(score, field)) is not None}
+            for c, of in self.scores.items()
+        }
+
+
+def finalists(race: Race, sign: int) -> list[Candidate]:
+    """Who is in the final: tuned FedAvg, fine-tuned FedAvg and local, then the other methods, best first.
+
+    The one with the best global model is among the first of these.
+    """
+    best = race.best(sign)
+    if BASELINE not in best:
+        failed = [fate.why for rung in race.rungs for fate in rung.fates if fate.candidate.name == BASELINE]
+        raise UsageError(f"fedavg cannot be run on these data: {failed[0] if failed else 'the budget is too small'}.")
+    others = [c for name, c in best.items() if name not in (BASELINE, *BESIDE)]
+    shared = {c: v for c in others if (v := _mean_shared(race.scores[c])) is not None}
+    if shared and (first := max(shared, key=lambda c: sign * shared[c])) not in others[:LEADERS]:
+        others.insert(LEADERS - 1, first)
+    return [best[BASELINE], *(best[name] for name in BESIDE if name in best), *others[:LEADERS]]
+
+
+def _mean_shared(scores: Sequence[Score]) -> float | None:
+    return mean_value([Score(method="", lr=0, seed=s.seed, rounds=0, value=s.shared) for s in scores])
+
+
+def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int]) -> Finals:
+    """Run the finalists with every seed, as far as the budget goes."""
+    everyone = finalists(race, scorer.goal.sign)
+    needed = 1 + sum(c.name in BESIDE for c in everyone)
+
+    def affordable() -> list[Candidate]:
+        def cost(candidates: Sequence[Candidate], count: int) -> float:
+            return sum(scorer.predicted(c, seed, rounds) for c in candidates for seed in seeds[:count])
+
+        for count in (len(seeds), min(FEWEST, len(seeds))):
+            for size in range(len(everyone), needed, -1):
+                if cost(everyone[:size], count) <= scorer.budget.left:
+                    return everyone[:size]
+        return everyone[: needed + 1]
+
+    chosen = scorer.decided("finals", affordable)
+    scores: dict[Candidate, dict[int, Score]] = {candidate: {} for candidate in chosen}
+    for seed in seeds:
+        if sum(scorer.predicted(c, seed, rounds) for c in chosen) > max(scorer.budget.left, 0):
+            break
+        try:
+            found = {candidate: scorer.score(candidate, seed, rounds) for candidate in chosen}
+        except BudgetUsed:
+            break
+        for candidate, score in found.items():
+            scores[candidate][seed] = score
+    too_many = {str(c): "the budget was not enough for the final" for c in everyone if c not in chosen}
+    return Finals(scores, len(seeds), too_many)
+
+
+def test_values(scorer: Scorer, finals: Finals, rounds: int) -> dict[str, dict[int, float]]:
+    """The goal's figure on the clients' test parts, by candidate and seed, from the models of the final runs."""
+    found: dict[str, dict[int, float]] = {}
+    for candidate, of in finals.scores.items():
+        values = {seed: on_test(scorer, candidate, seed, rounds) for seed, score in of.items() if not score.failed}
+        found[str(candidate)] = {s: v for s, v in values.items() if v is not None and math.isfinite(v)}
+    return found
+
+
+def on_test(scorer: Scorer, candidate: Candidate, seed: int, rounds: int) -> float | None:
+    """The goal's figure of a finished run on the clients' test parts. Only personal models may be trained for it."""
+    saved = read_run(scorer.path(candidate, seed, rounds))
+    trial = scorer.experiment(candidate, seed, rounds)
+    experiment = replace(trial, evaluation=replace(trial.evaluation, part="test"))
+    where: Mapping[str, object] = {k: v for k, v in scorer.options.items() if k in ("data_dir", "device")}
+    assembled = assemble(experiment, **where)  # type: ignore[arg-type]
+    simulation = Simulation(
+        assembled.world,
+        store=saved.store(),
+        newcomers=assembled.newcomers,
+        evaluated=assembled.evaluated,
+    )
+    with simulation:
+        metrics = simulation.evaluate(saved.records[-1].round, experiment.method.broadcast(saved.server()))
+    return scorer.goal.figure.of(metrics)

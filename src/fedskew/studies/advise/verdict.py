@@ -1,0 +1,120 @@
+"""What the final runs say: the method to use, what cannot be told apart from it, and when to abstain.
+
+A method is recommended only if its lead over tuned FedAvg on validation data, over the final seeds, has an interval
+that leaves out 0 even when it allows for the number of methods in the final. Otherwise the answer is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedskew.evaluation.figures import Figure
+from fedskew.studies.ranking import FEWEST, Standing, gap_text, rank
+
+Values = Mapping[str, Mapping[int, float]]  # by candidate and seed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision, from validation data alone."""
+
+    choice: str  # a candidate
+    certain: bool  # whether it is told apart from the baseline; False: the choice is the baseline
+    standings: list[Standing]  # best first
+    ties: list[str]  # candidates that cannot be told apart from the choice
+
+
+def decide(values: Values, figure: Figure, baseline: str) -> Verdict:
+    """The candidate to use, by its figure with each seed. One that failed with a seed is not recommended."""
+    standings = rank(values, figure, baseline)
+    told = [s for s in standings if s.over and s.over.strictly_certain and s.over.seeds == len(values[baseline])]
+    better = [s for s in told if s.over and _is_better(s.over.mean, figure)]
+    choice = better[0].method if better else baseline
+    ties = [s.method for s in rank(values, figure, choice) if s.over and not s.over.certain]
+    return Verdict(choice, bool(better), standings, ties)
+
+
+def _is_better(difference: float, figure: Figure) -> bool:
+    return difference > 0 if figure.better == "higher" else difference < 0
+
+
+def sentence(
+    verdict: Verdict, tested: Values, figure: Figure, baseline: str, names: Mapping[str, str], alone: str | None
+) -> str:
+    """The answer in words that a person can act on.
+
+    Args:
+        verdict: the decision.
+        tested: the figure on the test parts; it gives the numbers, and says whether the decision is confirmed.
+        figure: what is judged.
+        baseline: the candidate that is tuned FedAvg.
+        names: of candidates, as they are shown.
+        alone: the candidate that is training alone; None: it was not run.
+    """
+    seeds = max((len(s.values) for s in verdict.standings), default=0)
+    shown = {s.method: s for s in rank(tested, figure, baseline)}
+    if seeds < FEWEST:
+        return (
+            f"There is no answer: the budget was enough for {seeds} of the {FEWEST} seeds that it takes to tell a "
+            f"difference from luck. Until then use {names[baseline]}, or give advise a larger budget."
+        )
+    if not any(s.values for s in verdict.standings if s.method != baseline):
+        return (
+            "There is no answer: the budget was not enough to compare tuned FedAvg with another method. Until then use "
+            f"{names[baseline]}, or give advise a larger budget."
+        )
+    parts = _lead(verdict, shown, figure, baseline, names, alone)
+    if verdict.certain and (others := [t for t in verdict.ties if t != alone]):
+        parts.append(f"{listed([names[t] for t in others])} cannot be told apart from it")
+    if alone is not None and verdict.choice != alone and alone in shown:
+        value = f"{figure.text(shown[alone].mean)} {figure.unit}".strip()
+        same = ", which cannot be told apart from it" if alone in verdict.ties and verdict.certain else ""
+        parts.append(f"training alone gives {value}{same}")
+    return "; ".join(parts) + "."
+
+
+def _lead(
+    verdict: Verdict,
+    shown: Mapping[str, Standing],
+    figure: Figure,
+    baseline: str,
+    names: Mapping[str, str],
+    alone: str | None,
+) -> list[str]:
+    """The first part of the sentence: what to use, and how far it is ahead."""
+    base = f"{figure.text(shown[baseline].mean)} {figure.unit}".strip()
+    if not verdict.certain:
+        worse = {s.method for s in verdict.standings if s.over and s.over.strictly_certain}
+        rest = " or is better" if worse else ""
+        use = f"No method can be told apart from tuned FedAvg{rest} on these data: use {names[baseline]}, {base}"
+        return [use, *_nearest(verdict, figure, names)]
+    name, over = names[verdict.choice], shown[verdict.choice].over
+    if over is None:
+        return [f"Use {name}: it leads on validation data, and has no test figure"]
+    sign = "+" if over.mean >= 0 else "-"
+    gap = f"{sign}{gap_text(over, figure)} over tuned FedAvg ({base})"
+    if not (over.certain and _is_better(over.mean, figure)):
+        doubt = f"{names[baseline]} may be as good"
+        return [f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {doubt}"]
+    if verdict.choice == alone and not verdict.ties:
+        return [f"Training alone is better than every federated method that was tried: {gap}"]
+    return [f"Use {name}: {gap}"]
+
+
+def _nearest(verdict: Verdict, figure: Figure, names: Mapping[str, str]) -> list[str]:
+    """The method with the best mean, if it is better than the baseline's, and why it was not chosen; else nothing."""
+    first = verdict.standings[0]
+    if first.over is None or not _is_better(first.over.mean, figure):
+        return []
+    found = f"{names[first.method]} has the best mean, {gap_text(first.over, figure)} better on validation data"
+    if first.over.certain:
+        found += (
+            f", not enough for the best of {len(verdict.standings) - 1} with {first.over.seeds} seeds: more would tell"
+        )
+    return [found]
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
