@@ -3,8 +3,7 @@
 It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged for
 the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation data, and all
 methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that of FedAvg's
-own seeds. Where FedAvg itself is half-trained or still rises, there is no verdict: being below it would only mean
-being slower.
+own seeds. Where FedAvg itself is half-trained or still rises there is no verdict: below it may only mean slower.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ PUBLIC = "public:per_class=5+"  # before the split of a method that needs public
 BESIDE_PUBLIC = "fedavg-public"  # FedAvg on the split of such a method: other samples are left for the clients
 REFERENCES = ("fedavg", BESIDE_PUBLIC, "local")
 KINDS: dict[str, type[Method]] = {**REGISTRY, BESIDE_PUBLIC: REGISTRY["fedavg"]}
-RATES = (0.03, 0.1, 0.3)
-SEEDS = (0, 1, 2)
+RATES, SEEDS = (0.03, 0.1, 0.3), (0, 1, 2)
 LAST = 3  # accuracies are the mean of the last three rounds
 CLASSES, AT_CHANCE = 10, 0.15
 TRAINED = 0.6  # a reference below it is half-trained: all samples together give more than 0.95 with every net
