@@ -34,8 +34,10 @@ fast: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
 
+# the pages of the methods and the pictures of the splits, then the site: docs/_build/index.html
 docs: $(READY)
-	$(BIN)/python -m fedskew.report.method_docs > docs/methods.md
+	$(BIN)/python -m fedskew.report.method_pages
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build
 
 results: $(READY)
 	$(BIN)/fedskew table docs

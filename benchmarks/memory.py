@@ -1,12 +1,17 @@
 """Shows that memory hardly grows with the number of clients or the cohort: peak memory of all processes together.
 
-python benchmarks/memory.py
+python benchmarks/memory.py [CLIENTS ...] [--workers 2]
+
+CLIENTS selects the cases with so many clients; none: all. "peak MB" is that of the rounds, all processes together,
+shared pages once; "parent MB" the most the parent ever had, also while it made and shared the data.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -54,32 +59,40 @@ class Watch(threading.Thread):
             time.sleep(0.1)
 
 
-def measure(method: Method, workload: Workload, rounds: int) -> tuple[float, float, float]:
-    """(peak MB, MB of client state on disk, seconds)."""
+def measure(method: Method, workload: Workload, rounds: int, workers: int) -> tuple[float, float, float, float]:
+    """(peak MB, MB of client state on disk, seconds until the first round, seconds of the rounds)."""
     folder = Path(tempfile.mkdtemp())
-    world = world_of(workload, method)
     began = time.perf_counter()
-    with Simulation(world, workers=2, store=Store(folder / "clients", memory=64 << 20)) as simulation:
+    world = world_of(workload, method)
+    with Simulation(world, workers=workers, store=Store(folder / "clients", memory=64 << 20)) as simulation:
         del world  # its arrays are in shared memory now
         watch = Watch(simulation)
         watch.start()
         site = simulation.world.server_site
+        started = time.perf_counter()
         for _ in run(method, simulation, site, rounds, lambda r: cohort(workload, r), evaluate=lambda r: False):
             pass
         watch.going = False
         watch.join()
     disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) / 2**20
     shutil.rmtree(folder)
-    return watch.peak, disk, time.perf_counter() - began
+    return watch.peak, disk, started - began, time.perf_counter() - started
 
 
 def main() -> None:
-    print("method    clients  cohort  rounds   data MB   peak MB   state on disk MB   seconds")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clients", nargs="*", type=int)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    print("method    clients  cohort  rounds   data MB   peak MB  parent MB   state on disk MB    set-up s   rounds s")
     for name, workload, rounds in CASES:
+        if given.clients and workload.clients not in given.clients:
+            continue
         data = workload.clients * workload.samples * 784 / 2**20
-        peak, disk, seconds = measure(REGISTRY[name](), workload, rounds)
+        peak, disk, setup, seconds = measure(REGISTRY[name](), workload, rounds, given.workers)
+        parent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         what = f"{name:9s} {workload.clients:7d} {workload.cohort:7d} {rounds:7d}"
-        print(f"{what} {data:9.0f} {peak:9.0f} {disk:18.0f} {seconds:9.1f}", flush=True)
+        print(f"{what} {data:9.0f} {peak:9.0f} {parent:10.0f} {disk:18.0f} {setup:11.1f} {seconds:10.1f}", flush=True)
 
 
 if __name__ == "__main__":

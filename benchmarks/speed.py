@@ -1,6 +1,6 @@
 """Compares the simulator with the bare loop: ratios of wall-clock time and CPU time per round, measured alternately.
 
-python benchmarks/speed.py [tiny] [silo] [mcmahan] [scaffold] [--seconds 60]
+python benchmarks/speed.py [tiny] [silo] [mcmahan] [scaffold] [--seconds 60]    # all: about six minutes when idle
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 from bare import Bare
 from ours import Ours
 from workloads import WORKLOADS, Workload, cpu_seconds
 
 GOALS = {"tiny": 0.65, "silo": 0.75, "mcmahan": 0.82, "scaffold": 0.80}  # ratios of wall-clock time
+PLAIN_GOAL = 1.05  # of step="plain", which computes what the bare loop does
 
 
 def measure(runner, rounds: int, evaluate: bool = False) -> tuple[float, float]:  # type: ignore[no-untyped-def]
@@ -33,35 +35,49 @@ def measure(runner, rounds: int, evaluate: bool = False) -> tuple[float, float]:
     return time.perf_counter() - wall, cpu_seconds(pids) - cpu
 
 
-def ratio(ours: list[float], bare: list[float]) -> str:
-    """The ratio of the medians, with the quartiles of the paired ratios."""
+def ratio(ours: list[float], bare: list[float]) -> float:
+    """The ratio of the medians."""
+    return statistics.median(ours) / statistics.median(bare)
+
+
+def spread(ours: list[float], bare: list[float]) -> str:
+    """The quartiles of the ratios of neighbouring measurements."""
     pairs = sorted(a / b for a, b in zip(ours, bare, strict=True) if b)
-    low, high = pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]
-    return f"{statistics.median(ours) / statistics.median(bare):.2f} ({low:.2f} to {high:.2f})"
+    return f"({pairs[len(pairs) // 4]:.2f} to {pairs[-1 - len(pairs) // 4]:.2f})"
 
 
-def compare(workload: Workload, seconds: float) -> None:
-    """Measure a workload for so many seconds and print the ratios."""
-    runners = {"bare": Bare(workload), "ours": Ours(workload), "ours, plain step": Ours(workload, fast=False)}
+def compare(workload: Workload, seconds: float) -> list[str]:
+    """Measure a workload for so many seconds; returns one line for each way to run it."""
+    runners = {
+        "bare": Bare(workload),
+        "fedskew": Ours(workload),
+        "own nn.Module": Ours(workload, own=True),
+        "plain step": Ours(workload, fast=False),
+    }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
-    evals: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
     for runner in runners.values():
         measure(runner, workload.rounds)  # warm up
     until = time.monotonic() + seconds
-    while time.monotonic() < until or len(times["bare"]) < 5:
+    while time.monotonic() < until or len(times["bare"]) < 3:
         for name, runner in runners.items():
             times[name].append(measure(runner, workload.rounds))
-            evals[name].append(measure(runner, 2, evaluate=True))
-    bare = statistics.median(t for t, _ in times["bare"]) / workload.rounds
-    print(f"\n{workload.name}: bare {1000 * bare:.0f} ms per round, {len(times['bare'])} alternating measurements")
-    for name in list(runners)[1:]:
-        wall = ratio([t for t, _ in times[name]], [t for t, _ in times["bare"]])
-        cpu = ratio([c for _, c in times[name]], [c for _, c in times["bare"]])
-        evaluation = ratio([t for t, _ in evals[name]], [t for t, _ in evals["bare"]])
-        goal = f"   goal {GOALS[workload.name]:.2f}" if name == "ours" else "   goal 1.05"
-        print(f"  {name:17s} time {wall}   CPU time {cpu}   evaluation {evaluation}{goal}")
+    evals = {name: measure(runner, 4, evaluate=True)[0] for name, runner in runners.items()}
     for runner in runners.values():
         runner.close()
+    wall = {name: [t for t, _ in found] for name, found in times.items()}
+    cpu = {name: [c for _, c in found] for name, found in times.items()}
+    lines = [
+        f"{workload.name:9s} bare loop      {1000 * statistics.median(wall['bare']) / workload.rounds:6.0f} ms a round"
+    ]
+    for name in list(runners)[1:]:
+        goal = PLAIN_GOAL if name == "plain step" else GOALS[workload.name]
+        found = ratio(wall[name], wall["bare"])
+        lines.append(
+            f"{workload.name:9s} {name:14s} {found:5.2f} {spread(wall[name], wall['bare']):15s} "
+            f"{goal:5.2f}  {'pass' if found <= goal else 'FAIL'}  {ratio(cpu[name], cpu['bare']):5.2f} "
+            f"{spread(cpu[name], cpu['bare']):15s} {evals[name] / evals['bare']:6.2f}"
+        )
+    return lines
 
 
 def main() -> None:
@@ -69,9 +85,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD")
     parser.add_argument("--seconds", type=float, default=60, help="duration of the measurement of each workload")
     options = parser.parse_args()
-    print("ratio of medians to the bare loop (quartiles of the paired ratios); below 1 is faster than the bare loop")
+    print(
+        f"torch {torch.__version__}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} at the start"
+    )
+    print(
+        "Ratio of medians to the bare loop, with quartiles; below 1 is faster. CPU time counts if the machine is busy."
+    )
+    print("workload  way             time quartiles         goal        CPU time quartiles  evaluation")
     for name in options.names:
-        compare(WORKLOADS[name], options.seconds)
+        print("\n".join(compare(WORKLOADS[name], options.seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -357,14 +356,3 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -
     rounds = [json.loads(line)["round"] for line in records.read_text().splitlines()]
     assert rounds == list(range(len(rounds)))
     assert len(rounds) > written
-
-
-def test_the_ten_lines_of_python_in_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(blocks) == 2
-    page = ModuleType("readme")
-    monkeypatch.setitem(sys.modules, "readme", page)  # where dataclasses look for the module of a class
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), page.__dict__)

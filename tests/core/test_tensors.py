@@ -125,3 +125,15 @@ def test_a_changed_entry_does_not_leave_the_old_vector_behind(change: Callable[[
     x, _ = flat_and_not(0)
     change(x)
     assert x.flat is None
+
+
+def test_an_overlay_stays_one_vector_only_if_it_replaces_all_entries_in_their_order() -> None:
+    like = {"a": torch.empty(2), "b": torch.empty(3)}
+    x, y = Tensors.views(torch.zeros(5), like), Tensors.views(torch.arange(5.0), like)
+    whole = x | y
+    assert whole.flat is y.flat
+    assert whole["b"].tolist() == [2, 3, 4]
+    turned = Tensors.views(torch.arange(5.0), {"b": torch.empty(3), "a": torch.empty(2)})
+    assert (x | turned).flat is None  # its entries lie in another order
+    assert (x | dict(y)).flat is None
+    assert (x | y.like(["a"])).flat is None

@@ -14,7 +14,7 @@ from fedskew.core.method import Update, mean_of, model_of
 from fedskew.core.seeding import seeded
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.wire import digest
-from fedskew.methods import fedbe
+from fedskew.methods._shared import distillation
 from fedskew.methods._shared.distillation import imitate, on_server, predict, train_student
 from fedskew.methods.fedbe import FedBE, draw_dirichlet, draw_gaussian, sharpened, weight_variance
 from helpers.public import after, arrived, server_site
@@ -65,7 +65,7 @@ def test_the_teacher_is_sharpened_after_the_mean() -> None:
 def test_the_ensemble_is_mu_the_clients_and_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, sent = arrived()
     seen: list[Payload] = []
-    monkeypatch.setattr(fedbe, "predict", lambda site, model: seen.append(model) or predict(site, model))
+    monkeypatch.setattr(distillation, "predict", lambda site, model: seen.append(model) or predict(site, model))
     after(FEW)
     assert same(seen[0], mean_of(sent))
     assert all(same(a, model_of(u.payload)) for a, u in zip(seen[1:4], sent, strict=True))

@@ -402,7 +402,8 @@ def test_lambda_1_is_fine_tuning_on_d0_whatever_the_teacher() -> None:
 def test_frozen_models_see_d0_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three clients, w_tl and w_cr; TLCR alone needs the clients, cRB alone none."""
     seen: list[Payload] = []
-    monkeypatch.setattr(fedddc, "predict", lambda site, model: seen.append(model) or predict(site, model))
+    for module in (fedddc, distillation):
+        monkeypatch.setattr(module, "predict", lambda site, model: seen.append(model) or predict(site, model))
     for settings, passes in (({}, 5), (ROWS["h"], 3), (ROWS["i"], 0), ({"lam": 1.0}, 0), ({"J": 0}, 0)):
         seen.clear()
         after(replace(FEW, **settings))

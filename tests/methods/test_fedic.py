@@ -15,6 +15,7 @@ from fedskew.core.method import mean_of, model_of
 from fedskew.core.tensors import Tensors
 from fedskew.federation.wire import digest
 from fedskew.methods import fedic
+from fedskew.methods._shared import distillation
 from fedskew.methods._shared.distillation import mean_features, on_server, predict, train_model, train_student
 from fedskew.methods.fedic import ADAM, CALIBRATION, FEDIC, ensembled, weighted_logits
 from helpers.public import after, arrived, server_site, small
@@ -89,7 +90,8 @@ def test_calibration_and_its_moments_live_on() -> None:
 
 def test_frozen_models_see_d0_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    monkeypatch.setattr(fedic, "predict", lambda site, model: seen.append(model) or predict(site, model))
+    for module in (fedic, distillation):
+        monkeypatch.setattr(module, "predict", lambda site, model: seen.append(model) or predict(site, model))
     after(FEW)
     assert len(seen) == 4  # three clients and w_cr
 

@@ -148,6 +148,24 @@ def test_every_batch_norm_policy_works(name: str, policy: str) -> None:
     assert 0 <= metrics.clients.personal.mean <= 1
 
 
+@every_method
+def test_a_step_in_bfloat16_is_near_one_in_float32_and_keeps_float32_tensors(name: str) -> None:
+    """Losses and what methods derive from features see float32, so that no method can fail on the type."""
+    servers = []
+    for precision in ("float32", "bf16"):
+        world = world_of(name)
+        world.training = dataclasses.replace(world.training, steps=1, precision=precision)
+        records, simulation = rounds(world, 1)
+        servers.append(records[-1].server)
+        states = [decode(blob) for c in range(world.population) if (blob := simulation.store.get(c))]
+        for payload in (records[-1].server, *states):
+            for tensors in payload.values():
+                assert all(t.dtype != torch.bfloat16 for t in tensors.values())
+                assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+    exact, half = (server.get("parameters", {}) for server in servers)
+    assert all(torch.allclose(exact[n], half[n], atol=0.02) for n in exact)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if kind.terms_off is not None])
 def test_without_its_own_terms_it_is_fedavg_bit_for_bit(name: str) -> None:
     off = world_of(name, off=True)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedskew import __version__
-from fedskew.cli import advise, check, deploy, listings, operations, run, studies, use, watch
+from fedskew.cli import advise, board, check, deploy, listings, operations, run, studies, use, watch
 from fedskew.cli.console import DISK_FULL, disk_full, exit_with
 from fedskew.core.settings import UsageError
 
@@ -36,7 +36,7 @@ def callback(
     """Federated learning on skewed data."""
 
 
-for group in (run, use, advise, studies, watch, listings, check, deploy, operations):
+for group in (run, use, advise, studies, board, watch, listings, check, deploy, operations):
     group.add_commands(app)
 
 

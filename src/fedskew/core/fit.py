@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor
 
 from fedskew.core.augment import parse_augment
+from fedskew.core.fast.bf16 import bf16_body
 from fedskew.core.fast.by_hand import chain_of
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
 from fedskew.core.losses import Corrected, plain
 from fedskew.core.net import Net
+from fedskew.core.samples import to_device
 from fedskew.core.site import Loss, Site
 from fedskew.core.training import Training
 
@@ -60,11 +63,12 @@ def fit(
         loss = corrected.loss if corrected else loss
     else:
         descent = PlainDescent(net, training)
-    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu"
+    half = training.precision == "bf16"
+    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu" and not half
     chain = chain_of(net, net.body, net.head) if by_hand else None
     done, total = 0, 0.0
     # dropout reads the global generator: seed it from the site's, and restore it afterwards
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), bf16_body(net, site.device) if half else nullcontext():
         torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
         for x, y in batches(site, training, epochs=epochs, steps=steps):
             if chain is not None and isinstance(descent, FlatDescent):
@@ -115,7 +119,8 @@ def batches(
             order = order[sum(now) :]
             if not site.fast:
                 x = x.contiguous()
-            yield from zip(torch.split(x.to(site.device), now), torch.split(y.to(site.device), now), strict=True)
+            x, y = to_device(x, site.device), to_device(y, site.device)
+            yield from zip(torch.split(x, now), torch.split(y, now), strict=True)
 
     passes = range(epochs or 0) if steps is None else count()
     yield from islice((batch for _ in passes for batch in one_pass()), steps)

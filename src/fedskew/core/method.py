@@ -122,6 +122,7 @@ class Method:
     """
 
     paper: ClassVar[Paper | None] = None  # where it was published; None: a control
+    formula: ClassVar[str] = ""  # its main equations in LaTeX, for its page; lines end with \\ and align at &
     terms_off: ClassVar[dict[str, Any] | None] = None  # settings that make it FedAvg bit for bit; None: none does
     meant: ClassVar[tuple[Meant, ...]] = ()  # what runs it was made for; empty: any
     quick: ClassVar[dict[str, Any]] = {}  # settings that shorten the server's work; payloads keep their shapes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +45,8 @@ class Data:
         if augment is not None:
             x = augment(x)
         if x.dtype == torch.uint8:
-            mean, std = torch.tensor(self.mean), torch.tensor(self.std)
-            x = x.float().sub_(mean * 255).div_(std * 255).permute(0, 3, 1, 2)
+            mean, std = _scaled(self.mean, self.std)
+            x = x.float().sub_(mean).div_(std).permute(0, 3, 1, 2)
         if self.rotation or self.noise:
             x = self._skewed(x, chosen)
         return x, self.y.index_select(0, chosen)
@@ -59,6 +60,12 @@ class Data:
             draws = [torch.randn(x.shape[1:], generator=own.manual_seed(self.seed + int(i))) for i in chosen]
             x = x + self.noise * torch.stack(draws)
         return x
+
+
+@lru_cache(maxsize=16)
+def _scaled(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of x instead of x / 255."""
+    return torch.tensor(mean) * 255, torch.tensor(std) * 255
 
 
 def rotated(x: Tensor, degrees: float) -> Tensor:
@@ -80,6 +87,13 @@ def take_together(parts: Sequence[Data]) -> tuple[Tensor, Tensor]:
         return torch.cat([x for x, _ in taken]), torch.cat([y for _, y in taken])
     index = torch.cat([part.index for part in parts])
     return replace(parts[0], index=index).take(torch.arange(len(index)))
+
+
+def to_device(tensor: Tensor, device: str) -> Tensor:
+    """The tensor on a device. To a CUDA GPU it is copied from pinned memory, while the CPU prepares what comes next."""
+    if device.startswith("cuda"):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def pieces(n: int, size: int) -> Iterator[Tensor]:

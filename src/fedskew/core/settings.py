@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import UnionType
@@ -83,7 +83,7 @@ def checked(given: T, what: str) -> T:
     checked. `what` names the dataclass in an error.
     """
     try:
-        hints = _hints(type(given))
+        hints = _hints(type(given))  # type: ignore[arg-type]  # mypy: a type is not Hashable
     except NameError:  # a class made inside a function may name types that only that function knows
         return given
     changed: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def checked(given: T, what: str) -> T:
 
 
 @cache
-def _hints(kind: Hashable) -> dict[str, Any]:
+def _hints(kind: type[Any]) -> dict[str, Any]:
     """The types of a dataclass's fields. Reading them takes milliseconds, and a recipe has hundreds of experiments."""
     return get_type_hints(kind, include_extras=True)
 

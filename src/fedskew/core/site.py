@@ -14,7 +14,7 @@ from fedskew.core.fast.flat import held_flat
 from fedskew.core.fast.module_index import module_index
 from fedskew.core.losses import plain
 from fedskew.core.net import Net
-from fedskew.core.samples import Data, pieces
+from fedskew.core.samples import Data, pieces, to_device
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 
@@ -44,6 +44,7 @@ class Site:
     device: str = "cpu"
     loss: Loss = plain  # the task's own loss, to which methods add their terms
     min_count: int = 1  # a class statistic of fewer samples must not leave this site
+    cores: int = 1  # of the server's site: threads it may use, one for each of several models
     spares: list[Any] = field(default_factory=list)  # nets that `frozen` may reuse
     used: int = 0
 
@@ -113,7 +114,7 @@ class Site:
         """`function` over all samples of `data` (None: the site's) in order, in evaluation mode, without gradient."""
         self.net.eval()
         data = self.data if data is None else data
-        return torch.cat([function(data.take(p)[0].to(self.device)).cpu() for p in pieces(len(data), batch)])
+        return torch.cat([function(to_device(data.take(p)[0], self.device)).cpu() for p in pieces(len(data), batch)])
 
     def head_only(self, data: Data | None = None) -> Site:
         """A site whose net is a copy of the head and whose data are features.

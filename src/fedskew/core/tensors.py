@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors  # in C++, a third of the time of split and view
 
 
 class Tensors(dict[str, Tensor]):
@@ -28,8 +29,8 @@ class Tensors(dict[str, Tensor]):
     @classmethod
     def views(cls, flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
         """Views of a vector, with the names and shapes of `like`."""
-        parts = torch.split(flat, [t.numel() for t in like.values()])
-        made = cls({name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)})
+        parts = _unflatten_dense_tensors(flat, tuple(like.values()))  # type: ignore[no-untyped-call]
+        made = cls(zip(like, parts, strict=True))
         made.flat = flat
         return made
 
@@ -81,7 +82,10 @@ class Tensors(dict[str, Tensor]):
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
         """All entries of both; those of `other` where both have a name."""
-        return Tensors({**self, **other})
+        made = Tensors({**self, **other})
+        if isinstance(other, Tensors) and list(self) == list(other):
+            made.flat = other.flat
+        return made
 
     def dot(self, other: Mapping[str, Tensor]) -> Tensor:
         """The inner product, summed over all names."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.core.net import outputs
-from fedskew.core.samples import Data, pieces, take_together
+from fedskew.core.samples import Data, pieces, take_together, to_device
 from fedskew.evaluation.counts import Counts, Predictions
 from fedskew.evaluation.metrics import ModelMetrics
 
@@ -128,7 +128,7 @@ def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batc
     parts, loss = [], 0.0
     for positions in pieces(len(data), BATCH):
         x, y = data.take(positions)
-        logits = outputs(net, net, x.to(device), batch_statistics=batch_statistics)
+        logits = outputs(net, net, to_device(x, device), batch_statistics=batch_statistics)
         made, batch_loss = predictions(logits.cpu(), y)
         parts.append(made)
         loss += batch_loss
@@ -171,7 +171,7 @@ def score_together(net: nn.Module, parts: Sequence[Data], *, device: str = "cpu"
             count += sizes[end]
             end += 1
         x, y = take_together(parts[start:end])
-        logits = outputs(net, net, x.to(device), batch_statistics=False)
+        logits = outputs(net, net, to_device(x, device), batch_statistics=False)
         made.append(predictions(logits.cpu(), y)[0])
         start = end
     whole = Predictions.cat(made)

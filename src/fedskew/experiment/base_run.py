@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fedskew.core.fast.bf16 import bf16_warning
 from fedskew.core.method import MODEL
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup
@@ -100,6 +101,8 @@ class BaseRun(ABC):
         last = None if self.start is None else (self.start[0] - 1, self.start[1])
         share = lineup.cohort_size / len(lineup.members)
         if warning := self.experiment.method.warning(self.experiment.training, share):
+            log.warning(warning)
+        if warning := bf16_warning(self.experiment.training.precision, lineup.world.device):
             log.warning(warning)
         private = self.private_plan(lineup)
         if private is not None and (warning := private.warning(self.rounds)):

@@ -176,8 +176,8 @@ class Experiment:
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain values, as in TOML.
 
-        What changes nothing (an empty `public`, `stop`, `robust` or `privacy`, on_divergence = "stop") and None are
-        left out.
+        What changes nothing (an empty `public`, `stop`, `robust` or `privacy`, on_divergence = "stop",
+        training.precision = "float32") and None are left out.
         """
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["data"] = self.data if isinstance(self.data, str) else self.data.name
@@ -198,6 +198,8 @@ class Experiment:
             plain[name] = dataclasses.asdict(plain[name])
         if not self.evaluation.metric:
             del plain["evaluation"]["metric"]
+        if self.training.precision == "float32":
+            del plain["training"]["precision"]
         return {key: _without_none(value) for key, value in plain.items()}
 
     def to_toml(self) -> str:

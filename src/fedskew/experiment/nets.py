@@ -17,6 +17,7 @@ from fedskew.experiment.config import Experiment
 from fedskew.models import build as build_net
 from fedskew.models import wrap
 from fedskew.models.own import build_own, find_head, own_net_text
+from fedskew.models.quick import own_net
 
 
 def model_text(model: str, shape: Shape) -> str:
@@ -38,7 +39,8 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
         text = model_text(experiment.model, data.shape)
         make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
     else:
-        make = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        wrapped = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
+        make = partial(own_net, wrapped, data.shape, experiment.step == "fast")
     net = make()
     if not isinstance(experiment.model, str) or own_net_text(experiment.model):
         check_outputs(net, data)
@@ -69,7 +71,7 @@ def net_builder(text: str, shape: Shape, classes: int, seed: int, fast: bool, he
     `head` names the last layer of a user's own net; "" finds it.
     """
     if (own := own_net_text(text)) is not None:
-        return partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1])
+        return partial(own_net, partial(build_own, own[0], shape, classes, seed=seed, head=head, **own[1]), shape, fast)
     steps = parse(text, "model")
     if len(steps) > 1:
         raise UsageError(f"model '{text}' has more than one part; name one model.")

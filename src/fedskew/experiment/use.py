@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from fedskew.experiment.nets import net_builder
 from fedskew.experiment.personal import experiment_of, personal_model
 from fedskew.methods import REGISTRY
 from fedskew.models import wrap
+from fedskew.models.quick import own_net
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +236,7 @@ def _head_method(path: Path, card: ModelCard, given: Method | None) -> Method | 
 
 def _built(card: ModelCard, fast: bool, method: Method | None, own: nn.Module | str | None = None) -> Net:
     if isinstance(own, nn.Module):
-        net = wrap(own, card.head)
+        net = own_net(partial(wrap, own, card.head), card.shape, fast)
     else:
         net = net_builder(own or card.net, card.shape, len(card.labels), 0, fast, card.head)()
     return net if method is None else cast(Net, method.prepare(net, torch.Generator()))

@@ -25,10 +25,14 @@ class Place(NamedTuple):
 
 
 class Segments:
-    """The segments in a folder, which is made on first use. `full`: bytes from which on a new segment is begun."""
+    """The segments in a folder, which is made on first use.
 
-    def __init__(self, folder: Path, full: int = SEGMENT_BYTES) -> None:
-        self.folder, self.full = folder, full
+    full: bytes from which on a new segment is begun. durable: whether `sync` writes to disk; False for a temporary
+    folder, which need not survive a crash.
+    """
+
+    def __init__(self, folder: Path, full: int = SEGMENT_BYTES, *, durable: bool = True) -> None:
+        self.folder, self.full, self.durable = folder, full, durable
         self.in_use: dict[int, int] = {}  # segment -> bytes of its blobs that are still in use
         self.file: BinaryIO | None = None  # the segment that is appended to
         self.number = max((_number(path) for path in folder.glob("*.segment")), default=-1)
@@ -94,8 +98,8 @@ class Segments:
         self._remove_unused(gone)
 
     def sync(self) -> None:
-        """Everything appended so far is on disk when this returns."""
-        if self.file is not None:
+        """Everything appended so far is on disk when this returns, if the segments are durable."""
+        if self.file is not None and self.durable:
             os.fsync(self.file.fileno())
 
     def close(self) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from itertools import accumulate, groupby
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,9 +38,18 @@ KINDS = {
 NAMES = {kind: name for name, kind in KINDS.items()}
 TensorSpec = tuple[str, str, str, tuple[int, ...]]  # group, name, kind, shape
 Layout = tuple[TensorSpec, ...]  # of a payload, in order
-Header = tuple[tuple[str, ...], tuple[tuple[TensorSpec, int], ...], str]  # groups, (tensor, offset) of each, notes
+Header = tuple[tuple["Group", ...], str]  # groups of tensors in order, notes
 LARGEST = 1 << 50  # elements of a tensor, and bytes of a payload; more is nonsense, and would overflow
 HEADER_PER_TENSOR = 1000  # bytes of a peer's header per expected tensor, at most; ours have about 100
+
+
+class Group(NamedTuple):
+    """Where the tensors of one group are, as a header says; worked out once for each header."""
+
+    name: str
+    entries: tuple[tuple[TensorSpec, int], ...]  # (tensor, offset) in order
+    flat: tuple[torch.dtype, int, int] | None  # type, count and offset if they are one vector; None: they are not
+    like: dict[str, Tensor]  # their names and shapes, without memory
 
 
 def layout_of(payload: Payload) -> Layout:
@@ -120,9 +129,9 @@ def _read_header(header: bytes, data: int, most: int | None = None) -> Header:
     starts, ends = [a for a, _ in spans], [b for _, b in spans]
     if starts != [0, *ends[:-1]][: len(starts)] or (ends[-1] if ends else 0) != data:
         raise ValueError("tensors overlap, leave a gap, or are truncated")
-    entries = []
-    groups = json.loads(about["layout"])
-    for group, names in groups.items():
+    groups = []
+    for group, names in json.loads(about["layout"]).items():
+        entries = []
         for name in names:
             entry = parsed.pop(f"{group}/{name}")
             kind, shape = entry["dtype"], _sizes(entry["shape"])
@@ -130,11 +139,12 @@ def _read_header(header: bytes, data: int, most: int | None = None) -> Header:
             if KINDS[kind].itemsize * math.prod(shape) != end - start:
                 raise ValueError(f"{group}/{name} has {end - start} bytes for shape {shape}")
             entries.append(((group, name, kind, shape), start))
+        groups.append(_group(group, entries))
     if parsed:
         raise ValueError(f"{len(parsed)} tensors are not in the layout")
     if not isinstance(about["notes"], str):
         raise ValueError("the notes are not text")
-    return tuple(groups), tuple(entries), about["notes"]
+    return tuple(groups), about["notes"]
 
 
 _cached_header = lru_cache(maxsize=256)(_read_header)
@@ -181,28 +191,32 @@ def _decode(
     if not 0 < size <= len(view) - 8:
         raise ValueError("not a payload: the header is truncated")
     try:
-        groups, entries, notes = read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
-        payload: Payload = {group: Tensors() for group in groups}
-        for group, in_group in groupby(entries, key=lambda entry: entry[0][0]):
-            payload[group] = _group(view, list(in_group), 8 + size)
-        return payload, json.loads(notes)
+        groups, notes = read_header(bytes(view[8 : 8 + size]), len(view) - 8 - size)
+        return {group.name: _tensors(view, group, 8 + size) for group in groups}, json.loads(notes)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ValueError(f"not a payload: {error}") from None
 
 
-def _group(view: memoryview, entries: list[tuple[TensorSpec, int]], start: int) -> Tensors:
-    """The tensors of one group: views of one vector, if they have one type and follow each other."""
+def _group(name: str, entries: list[tuple[TensorSpec, int]]) -> Group:
+    """A group, whose tensors are one vector if they have one type and follow each other."""
+    counts = [math.prod(shape) for (_, _, _, shape), _ in entries]
+    like = {name: torch.empty(shape, device="meta") for (_, name, _, shape), _ in entries}
+    if not sum(counts):
+        return Group(name, tuple(entries), None, like)
     kind, offset = entries[0][0][2], entries[0][1]
-    counts = [torch.Size(shape).numel() for (_, _, _, shape), _ in entries]
-    width = KINDS[kind].itemsize
-    ends = [offset + width * end for end in accumulate(counts, initial=0)]
-    if any(spec[2] != kind or at != end for (spec, at), end in zip(entries, ends, strict=False)) or not sum(counts):
-        return Tensors({name: _tensor(view, KINDS[k], shape, start + at) for (_, name, k, shape), at in entries})
-    flat = torch.frombuffer(view, dtype=KINDS[kind], count=sum(counts), offset=start + offset)
-    parts = torch.split(flat, counts)
-    made = Tensors({name: part.view(shape) for ((_, name, _, shape), _), part in zip(entries, parts, strict=True)})
-    made.flat = flat
-    return made
+    ends = [offset + KINDS[kind].itemsize * end for end in accumulate(counts, initial=0)]
+    apart = any(spec[2] != kind or at != end for (spec, at), end in zip(entries, ends, strict=False))
+    return Group(name, tuple(entries), None if apart else (KINDS[kind], sum(counts), offset), like)
+
+
+def _tensors(view: memoryview, group: Group, start: int) -> Tensors:
+    """The tensors of a group in a payload whose data begin at `start`: views of one vector, if they are one."""
+    if group.flat is None:
+        return Tensors(
+            {name: _tensor(view, KINDS[kind], shape, start + at) for (_, name, kind, shape), at in group.entries}
+        )
+    kind, count, offset = group.flat
+    return Tensors.views(torch.frombuffer(view, dtype=kind, count=count, offset=start + offset), group.like)
 
 
 def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:
@@ -238,4 +252,9 @@ def digest(payload: Payload) -> str:
 
 def size_of(payload: Payload) -> dict[str, int]:
     """Bytes of tensor data by group."""
-    return {group: sum(t.numel() * t.element_size() for t in tensors.values()) for group, tensors in payload.items()}
+    return {group: sum(t.nbytes for t in _parts(tensors)) for group, tensors in payload.items()}
+
+
+def _parts(tensors: Tensors) -> Iterable[Tensor]:
+    """The vector that the tensors are views of, or the tensors."""
+    return tensors.values() if tensors.flat is None else (tensors.flat,)

@@ -88,6 +88,7 @@ class World:
     device: str = "cpu"
     loss: Loss = plain  # the loss of the task
     min_count: int = 1  # a class statistic of fewer samples does not leave a client
+    cores: int = 1  # that the server may use while no client trains
 
     @property
     def population(self) -> int:
@@ -153,7 +154,7 @@ class World:
         """The server's site with its public data; in the stage "evaluate" with its test set."""
         if stage == "evaluate":
             return replace(self.site(-1, round, stage, Purpose.EVALUATE), data=self.test_set(0, len(self.y_test)))
-        return self.site(-1, round, stage)
+        return replace(self.site(-1, round, stage), cores=self.cores)
 
     def test_set(self, start: int, end: int) -> Data:
         """Samples `start` to `end` of the server's test set."""

@@ -74,6 +74,12 @@ class CCVR(Method):
         venue="NeurIPS 2021",
         link="arXiv:2106.05001",
     )
+    formula = (
+        r"\mu_c &= \frac{1}{N_c} \sum_i \sum_{z \in Z_{ic}} z, \qquad N_c = \sum_i N_{ic} \\ "
+        r"\Sigma_c &= \frac{1}{N_c - 1} \Bigl( \sum_i \sum_{z \in Z_{ic}} z z^\top - N_c\, \mu_c \mu_c^\top \Bigr) \\ "
+        r"h &\leftarrow \underset{h}{\mathrm{argmin}} \; \mathrm{CE}(h(z), c), "
+        r"\qquad z \sim \mathcal{N}(\mu_c, \Sigma_c)"
+    )
     terms_off = {"epochs": 0}
     quick = {"each": 10, "epochs": 1}
 

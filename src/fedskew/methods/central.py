@@ -12,5 +12,6 @@ from fedskew.core.method import Method
 class Central(Method):
     """Control without a split: one client holds the training data of all."""
 
+    formula = r"x \leftarrow \underset{w}{\mathrm{argmin}} \; \frac{1}{n} \sum_i n_i f_i(w)"
     terms_off = {}  # on data that are split it is FedAvg; the experiment pools them
     pooled = True

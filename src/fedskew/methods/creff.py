@@ -97,6 +97,12 @@ class CReFF(Method):
         venue="IJCAI 2022",
         link="arXiv:2204.13399",
     )
+    formula = (
+        r"g_c &= \text{mean over the clients that have } c \text{ of } \nabla_h \, \mathrm{CE}_c \\ "
+        r"H &\leftarrow \underset{H}{\mathrm{argmin}} \; \sum_c \sum_r \bigl( 1 - \cos(g_{c,r}, \nabla_{h_r} "
+        r"\mathrm{CE}(h(H_c), c)) \bigr) \\ "
+        r"h &\leftarrow \underset{h}{\mathrm{argmin}} \; \mathrm{CE} \text{ on } H"
+    )
     terms_off = {"per_class": 0}
     quick = {"match": 3, "epochs": 2}
     weak_where = {

@@ -36,6 +36,10 @@ class Ditto(Method):
         venue="ICML 2021",
         link="arXiv:2012.04221",
     )
+    formula = (
+        r"x &\leftarrow \sum_{i \in S} p_i \, y_i \\ "
+        r"v_i &\leftarrow v_i - \eta \, \bigl( \nabla f_i(v_i) + \lambda (v_i - x) \bigr)"
+    )
     terms_off = {}  # the global model is FedAvg's with any settings
 
     lam: NotNegative = setting(

@@ -43,6 +43,10 @@ class FedALA(Method):
         venue="AAAI 2023",
         link="arXiv:2212.01197",
     )
+    formula = (
+        r"\hat{y}_i &= y_i + (x - y_i) \odot W, \qquad 0 \le W \le 1 \\ "
+        r"W &\leftarrow \mathrm{clip}\bigl( W - \eta \, \nabla f_i(\hat{y}_i) \odot (x - y_i), \, 0, \, 1 \bigr)"
+    )
     terms_off = None  # clients do not start from the global model
     weak_where = {
         "two": "the global model is a mean of models that started from each client's own head; the personal models are "

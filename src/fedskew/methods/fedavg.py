@@ -26,6 +26,7 @@ class FedAvg(Method):
         venue="AISTATS 2017",
         link="arXiv:1602.05629",
     )
+    formula = r"w_{t+1} = \sum_{k \in S_t} \frac{n_k}{n} \, w^k_{t+1}, \qquad n = \sum_{k \in S_t} n_k"
     terms_off = {}
 
     weighting: Literal["samples", "uniform"] = setting(

@@ -31,6 +31,10 @@ class FedAvgM(Method):
         venue="Preprint, 2019",
         link="arXiv:1909.06335",
     )
+    formula = (
+        r"D &= x - \sum_{i \in S} p_i \, y_i \\ "
+        r"v &\leftarrow \beta v + D, \qquad x \leftarrow x - \eta_s v"
+    )
     terms_off = {"beta": 0.0}
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "

@@ -35,6 +35,10 @@ class FedBABU(Method):
         venue="ICLR 2022",
         link="arXiv:2106.06042",
     )
+    formula = (
+        r"f_g = \sum_{i \in S} p_i \, f_i, \qquad f_i = \underset{f}{\mathrm{argmin}} \; \mathrm{CE}(h_0(f(x)), y), "
+        r"\qquad h_0 \text{ fixed}"
+    )
     terms_off = None  # the head never trains
     personal = ("head.",)
     weak_where = {"everywhere": "the global model's head is never trained; the personal models are what it is for."}

@@ -29,7 +29,7 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors, weighted_mean
 from fedskew.core.training import Count, Natural, NotNegative, Positive, Share
-from fedskew.methods._shared.distillation import imitate, on_server, predict, train_student
+from fedskew.methods._shared.distillation import imitate, on_server, predict_all, train_student
 
 
 def weight_variance(sent: Sequence[Update], mu: Tensors) -> Tensors:
@@ -67,6 +67,14 @@ class FedBE(Method):
         venue="ICLR 2021",
         link="arXiv:2009.01974",
     )
+    formula = (
+        r"w_m &\sim \mathcal{N}(\mu, s^2 \, \mathrm{diag}\, \sigma^2), \qquad \mu = \sum_{i \in S} p_i w_i, "
+        r"\qquad \sigma^2 = \sum_{i \in S} p_i (w_i - \mu)^2 \\ "
+        r"p_T(z) &= \text{mean of } \mathrm{softmax}(F(z; w)) \text{ over the } w_m, \text{ the } w_i \text{ and } "
+        r"\mu \\ "
+        r"x &\leftarrow \underset{w}{\mathrm{argmin}} \; \mathrm{KL}\bigl( p_T \,\|\, \mathrm{softmax}(F(\cdot; w)) "
+        r"\bigr) \text{ on } D_0"
+    )
     terms_off = {"epochs": 0}
     sums_only = False
     quick = {"M": 2, "epochs": 2}
@@ -97,7 +105,7 @@ class FedBE(Method):
             return server
         student = model_of(server)
         members = chain([student], (model_of(update.payload) for update in sent), self.draws(site, student, sent))
-        teacher = sharpened([predict(site, model).logits for model in members], self.T)
+        teacher = sharpened([made.logits for made in predict_all(site, members)], self.T)
         settings = {"momentum": self.momentum, "weight_decay": self.weight_decay, "batch_size": self.batch}
         training = on_server(site, lr=self.lr, epochs=1, **settings)
         last: list[Payload] = []

@@ -34,6 +34,11 @@ class FedBN(Method):
         venue="ICLR 2021",
         link="arXiv:2102.07623",
     )
+    formula = (
+        r"x &\leftarrow \sum_{i \in S} p_i \, y_i \\ "
+        r"\text{client } i &: \; \text{all layers of } x, \text{ but its own batch-norm layers } (\gamma_i, \beta_i, "
+        r"\mu_i, \sigma_i)"
+    )
     terms_off = None  # only a net without batch norm makes it FedAvg
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:

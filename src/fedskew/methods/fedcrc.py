@@ -46,6 +46,14 @@ class FedCRC(Method):
         authors="Wang, Xie, Yu, Qu, Zhang, Cao",
         venue="Hohai University",
     )
+    formula = (
+        r"f' &= \underset{f}{\mathrm{argmin}} \; \mathrm{CE}(h_g(f(x)), y), "
+        r"\qquad h_i' = \underset{h}{\mathrm{argmin}} \; \mathrm{CE}(h(z), y), \qquad z = f'(x) \\ "
+        r"h_{gi} &= \underset{h}{\mathrm{argmin}} \; \mathrm{CE}(h(z), y) + \mathrm{KL}\bigl( \mathrm{softmax}\, "
+        r"h_i'(z) \,\|\, \mathrm{softmax}\, h(z) \bigr) \\ "
+        r"f_g &\leftarrow \sum_i \frac{n_i}{n} f_i', \qquad h_g \leftarrow \tau h_g + (1 - \tau) \sum_i \frac{n_i}{n} "
+        r"h_{gi}"
+    )
     terms_off = None  # body and heads always train one after the other
     weak_where = {
         "everywhere": "the global head moves by 1 - tau (1 %) a round, so short runs end with the initial one."

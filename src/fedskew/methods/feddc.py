@@ -55,6 +55,12 @@ class FedDC(Method):
         venue="CVPR 2022",
         link="arXiv:2203.11751",
     )
+    formula = (
+        r"y_i &\leftarrow \underset{w}{\mathrm{argmin}} \; f_i(w) + \frac{\alpha}{2 w_i} \lVert w - (x - h_i) "
+        r"\rVert^2 + \langle w, \, g / w_i - g_i \rangle \\ "
+        r"h_i &\leftarrow h_i + y_i - x, \qquad g_i \leftarrow g_i - \frac{g}{w_i} - \frac{y_i - x}{K \eta} \\ "
+        r"x &\leftarrow \underset{i \in S}{\mathrm{mean}} \; y_i + \underset{i \le N}{\mathrm{mean}} \; h_i"
+    )
     terms_off = None  # without alpha the drift and gradient corrections would remain
     meant = (PLAIN_SGD,)
     weak_where = {

@@ -47,6 +47,7 @@ from fedskew.methods._shared.distillation import (
     no_moments,
     on_server,
     predict,
+    predict_all,
     stack_models,
     train_model,
     train_student,
@@ -94,6 +95,13 @@ class FedDDC(Method):
         authors="Wang, Li, Li, Hu, Wang",
         venue="Frontiers of Information Technology & Electronic Engineering 2024",
         link="doi:10.1631/FITEE.2300284",
+    )
+    formula = (
+        r"w_{tl} &= \sum_{k \in S} Q_k w_k, \qquad Q = \mathrm{softmax}(U_k / L_k) \\ "
+        r"w_{cr} &= w_g \text{ after } I \text{ steps on } \mathrm{CE} \text{ over } D_0 \\ "
+        r"z_{ec} &= s \, z_{tl} + (1 - s) \, z_{cr}, \qquad s = \sigma(v \cdot g(x)) \\ "
+        r"L &= \lambda \, \mathrm{CE} + (1 - \lambda)(\alpha \, \mathrm{TCKD} + \beta \, \mathrm{NCKD}), "
+        r"\qquad \text{teacher } z_{ec}"
     )
     terms_off = {"J": 0}
     sums_only = False
@@ -174,7 +182,7 @@ class FedDDC(Method):
         w_g, teacher = model_of(server), None
         if self.teaches:
             clients = [model_of(update.payload) for update in sent]
-            predictions = [predict(site, model) for model in clients] if self.ec or self.reweights else []
+            predictions = predict_all(site, clients) if self.ec or self.reweights else []
             w_tl = self.reweighted(site, sent, predictions) if self.reweights else w_g
             w_cr = self.rebalanced(site, w_g) if self.rebalances else w_g
             if not self.led and not self.ensembles:

@@ -21,7 +21,7 @@ from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Count, Natural, Positive
-from fedskew.methods._shared.distillation import imitate, on_server, predict, train_student
+from fedskew.methods._shared.distillation import imitate, on_server, predict_all, train_student
 
 
 def average_logits(logits: Tensor, average: Literal["logits", "probabilities"]) -> Tensor:
@@ -38,6 +38,10 @@ class FedDF(Method):
         authors="Lin, Kong, Stich, Jaggi",
         venue="NeurIPS 2020",
         link="arXiv:2006.07242",
+    )
+    formula = (
+        r"x \leftarrow \underset{w}{\mathrm{argmin}} \; \mathrm{KL}\Bigl( \mathrm{softmax} \bigl( \underset{k \in "
+        r"S}{\mathrm{mean}} \; z_k \bigr) \,\|\, \mathrm{softmax}\, F(\cdot; w) \Bigr) \text{ on } D_0"
     )
     terms_off = {"steps": 0}
     sums_only = False
@@ -59,7 +63,8 @@ class FedDF(Method):
         server = server | overlay(server, mean_of(sent))
         if not self.steps:
             return server
-        logits = torch.stack([predict(site, model_of(update.payload)).logits for update in sent])
+        predictions = predict_all(site, (model_of(update.payload) for update in sent))
+        logits = torch.stack([made.logits for made in predictions])
         training = on_server(site, optimiser="adam", lr=self.lr, batch_size=self.batch, clip=self.clip)
         teacher = average_logits(logits, self.average)
         return server | train_student(site, model_of(server), teacher, imitate, training, self.steps)

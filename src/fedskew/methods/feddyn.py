@@ -46,6 +46,12 @@ class FedDyn(Method):
         venue="ICLR 2021",
         link="arXiv:2111.04263",
     )
+    formula = (
+        r"y_i &\leftarrow \underset{w}{\mathrm{argmin}} \; f_i(w) - \frac{1}{w_i} \langle g_i, w \rangle + "
+        r"\frac{\alpha}{2 w_i} \lVert w - x \rVert^2, \qquad g_i \leftarrow g_i - \alpha (y_i - x) \\ "
+        r"h &\leftarrow h - \frac{\alpha}{N} \sum_{i \in S} (y_i - x), "
+        r"\qquad x \leftarrow \underset{i \in S}{\mathrm{mean}} \; y_i - \frac{h}{\alpha}"
+    )
     terms_off = None  # alpha divides the server's correction, so it cannot be 0
     meant = (PLAIN_SGD,)
     weak_where = {

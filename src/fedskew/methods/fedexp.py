@@ -41,6 +41,11 @@ class FedExP(Method):
         venue="ICLR 2023",
         link="arXiv:2301.09604",
     )
+    formula = (
+        r"D_i &= y_i - x, \qquad D = \sum_{i \in S} p_i D_i \\ "
+        r"x &\leftarrow x + \eta D, \qquad \eta = \max\Bigl( 1, \, \frac{\sum_i p_i \lVert D_i \rVert^2}{2 (\lVert D "
+        r"\rVert^2 + \epsilon)} \Bigr)"
+    )
     terms_off = None  # the length of the step follows from the updates
 
     epsilon: Positive = setting(

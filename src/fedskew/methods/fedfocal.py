@@ -37,6 +37,7 @@ class FedFocal(Method):
         venue="FL-IJCAI 2020",
         link="arXiv:2011.06283",
     )
+    formula = r"L = -\alpha \, (1 - p_y)^{\gamma} \, \log p_y"
     terms_off = {"gamma": 0.0, "alpha": 1.0}
 
     gamma: NotNegative = setting(

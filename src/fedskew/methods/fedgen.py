@@ -74,6 +74,12 @@ class FedGen(Method):
         venue="ICML 2021",
         link="arXiv:2105.10056",
     )
+    formula = (
+        r"G &\leftarrow \underset{G}{\mathrm{argmin}} \; \sum_i w_{iy} \, \mathrm{CE}(h_i(G(\epsilon, y)), y) + \eta "
+        r"D, \qquad w_{iy} = \frac{n_{iy}}{\sum_j n_{jy}} \\ "
+        r"L_i &= \mathrm{CE}(M(x), y) + \frac{b}{B} \alpha_t \, \mathrm{CE}(h(G(\epsilon', y')), y') + \beta_t \, "
+        r"\mathrm{KL}(h(G(\epsilon, y)) \,\|\, M(x))"
+    )
     terms_off = {"alpha": 0.0, "beta": 0.0}
     sums_only = False
     quick = {"iterations": 3}

@@ -36,6 +36,7 @@ from fedskew.methods._shared.distillation import (
     no_moments,
     on_server,
     predict,
+    predict_all,
     train_model,
     train_student,
 )
@@ -63,6 +64,13 @@ class FEDIC(Method):
         authors="Shang, Lu, Cheung, Wang",
         venue="ICME 2022",
         link="arXiv:2205.00172",
+    )
+    formula = (
+        r"z &= \sum_{k \in S} e_k z_k, \qquad e_k \propto \sigma(z_k \cdot s + s_0) \\ "
+        r"z_{ec} &= q \, (a z + b) + (1 - q) \, z_{cr}, \qquad q = \sigma\bigl( v \cdot \underset{k \in "
+        r"S}{\mathrm{mean}} \; f_k + v_0 \bigr) \\ "
+        r"L &= \lambda \, \mathrm{KL}(z_{ec} / T \,\|\, z_{student} / T) + (1 - \lambda) \, \mathrm{CE} \text{ on } "
+        r"D_0"
     )
     terms_off = {"distil_steps": 0}
     sums_only = False
@@ -107,7 +115,7 @@ class FEDIC(Method):
         if not self.distil_steps:
             return server
         w_g, y = model_of(server), site.data.labels
-        predictions = [predict(site, model_of(update.payload)) for update in sent]
+        predictions = predict_all(site, (model_of(update.payload) for update in sent))
         logits, features = torch.stack([v.logits for v in predictions], 1), mean_features(predictions)
         adam = {"optimiser": "adam", "lr": self.lr, "weight_decay": self.weight_decay}
         w_cr = train_model(site, w_g, site.loss, on_server(site, batch_size=self.batch, **adam), self.steps)

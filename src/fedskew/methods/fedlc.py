@@ -37,6 +37,7 @@ class FedLC(Method):
         venue="ICML 2022",
         link="arXiv:2209.00189",
     )
+    formula = r"L = -\log \frac{\exp(f_y - \tau n_y^{-1/4})}{\sum_{c:\, n_c > 0} \exp(f_c - \tau n_c^{-1/4})}"
     terms_off = {"tau": 0.0}
     weak_where = {
         "two": "-19.4 points to FedAvg after 10 rounds with an mlp on digits; missing classes are left out of the loss."

@@ -138,6 +138,13 @@ class FedMR(Method):
         venue="TMLR 2023",
         link="arXiv:2405.18983",
     )
+    formula = (
+        r"L &= L_{cls} + \mu_1 L_{intra} + \mu_2 L_{inter} \\ "
+        r"L_{intra} &= \underset{c}{\mathrm{mean}} \; \lVert M_c \rVert_F^2, "
+        r"\qquad M_c \text{ the correlations of class } c\text{'s features} \\ "
+        r"L_{inter} &= \underset{c, c'}{\mathrm{mean}} \; \underset{z \in c}{\mathrm{mean}} \; \max\bigl( \lVert z - "
+        r"g_c \rVert - \lVert z - g_{c'} \rVert, \, 0 \bigr), \qquad g_c = \frac{\sum_k N_k^c g_k^c}{\sum_k N_k^c}"
+    )
     terms_off = {"mu1": 0.0, "mu2": 0.0}
 
     preset: Literal["robust", "paper"] = setting(

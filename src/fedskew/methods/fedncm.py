@@ -54,6 +54,10 @@ class FedNCM(Method):
         venue="NeurIPS 2023",
         link="arXiv:2306.03937",
     )
+    formula = (
+        r"\mu_c = \frac{\sum_i \sum_{z \in Z_{ic}} z}{\sum_i n_{ic}}, "
+        r"\qquad \hat{y}(z) = \underset{c}{\mathrm{argmax}} \; \frac{\langle z, \mu_c \rangle}{\lVert \mu_c \rVert}"
+    )
     terms_off = None  # it does not train
     weak_where = {"everywhere": "the net is never trained, so without pre-trained weights its features are random."}
 

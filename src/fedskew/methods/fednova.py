@@ -40,6 +40,10 @@ class FedNova(Method):
         venue="NeurIPS 2020",
         link="arXiv:2007.07481",
     )
+    formula = (
+        r"x \leftarrow x - \tau_{eff} \sum_{i \in S} p_i \, \frac{x - y_i}{\lVert a_i \rVert_1}, "
+        r"\qquad \tau_{eff} = \sum_{i \in S} p_i \lVert a_i \rVert_1"
+    )
     terms_off = None  # where all clients take the same number of steps it is FedAvg up to rounding
     meant = (Meant("SGD, with or without momentum", "the number of steps is not counted for Adam", is_sgd),)
     weak_where = {"dirichlet": "an update is divided by its steps, so clients with few samples count far too much."}

@@ -37,6 +37,10 @@ class FedNTD(Method):
         venue="NeurIPS 2022",
         link="arXiv:2106.03097",
     )
+    formula = (
+        r"L = \mathrm{CE} + \beta \tau^2 \, \mathrm{KL}\Bigl( \underset{c \ne y}{\mathrm{softmax}} (g / \tau) \,\|\, "
+        r"\underset{c \ne y}{\mathrm{softmax}} (l / \tau) \Bigr)"
+    )
     terms_off = {"beta": 0.0}
     weak_where = {
         "two": "-9.0 points to FedAvg after 10 rounds with an mlp on digits; "

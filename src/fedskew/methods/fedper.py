@@ -25,6 +25,10 @@ class FedPer(Method):
         venue="Preprint, 2019",
         link="arXiv:1912.00818",
     )
+    formula = (
+        r"W_B \leftarrow \sum_{k \in S} \frac{n_k}{n} \, W_{B,k}, \qquad \text{client } k \text{ predicts with } "
+        r"(W_B, W_{P,k})"
+    )
     terms_off = None  # heads are never averaged into a global model
     meant = (
         Meant(

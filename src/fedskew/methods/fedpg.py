@@ -107,6 +107,12 @@ class FedPG(Method):
         venue="Nanjing University of Aeronautics and Astronautics",
         link="code: github.com/XueBaolu/FedPG",
     )
+    formula = (
+        r"L_k &= \mathrm{CE}(M(x), y) + \lambda_v \, \mathrm{CE}(M(x'), y') + \lambda_c \, l_{fa}, "
+        r"\qquad (x', y') \in D' \\ "
+        r"l_{fa} &= \mathrm{SupCon}\bigl( (f(x), y), (f(x'), y') \bigr) + 0.1 \, \mathrm{SupCon}(f(x'), y') \\ "
+        r"L_G &= l_{dce} + \lambda_s l_p + d(P', P) \qquad (\text{source=generator})"
+    )
     terms_off = {"lambda_c": 0.0, "lambda_v": 0.0}
     quick = {"iterations": 3, "generator_batch": 16, "virtual_batch": 8}
 

@@ -40,6 +40,11 @@ class FedProc(Method):
         venue="FGCS 143, 2023",
         link="arXiv:2109.12273",
     )
+    formula = (
+        r"L &= \alpha L_{gpc} + (1 - \alpha) \, \mathrm{CE}, \qquad \alpha = 1 - t / T \\ "
+        r"L_{gpc} &= -\log \frac{\exp \langle z, P_y / \lVert P_y \rVert \rangle}{\sum_c \exp \langle z, P_c / \lVert "
+        r"P_c \rVert \rangle}, \qquad P_c = \frac{\sum_i \sum_{z \in Z_{ic}} z}{\sum_i N_i^c}"
+    )
     terms_off = None  # the weight of L_gpc follows from the round; only round 0 is FedAvg's
 
     normalise_z: bool = setting(

@@ -47,6 +47,10 @@ class FedProto(Method):
         venue="AAAI 2022",
         link="arXiv:2105.00243",
     )
+    formula = (
+        r"L = \mathrm{CE} + \lambda \, d(z, P_y), \qquad P_c = \underset{i \text{ has } c}{\mathrm{mean}} \; "
+        r"\underset{z \in Z_{ic}}{\mathrm{mean}} \; z"
+    )
     terms_off = None  # with lam = 0 every client trains alone: Local
     personal = ("",)  # every name
     has_global = False

@@ -26,6 +26,7 @@ class FedProx(Method):
         venue="MLSys 2020",
         link="arXiv:1812.06127",
     )
+    formula = r"h_k(w; w_t) = F_k(w) + \frac{\mu}{2} \lVert w - w_t \rVert^2"
     terms_off = {"mu": 0.0}
 
     mu: NotNegative = setting(

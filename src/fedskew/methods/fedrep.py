@@ -30,6 +30,11 @@ class FedRep(Method):
         venue="ICML 2021",
         link="arXiv:2102.07078",
     )
+    formula = (
+        r"h_i &\leftarrow \underset{h}{\mathrm{argmin}} \; f_i(\phi, h), "
+        r"\qquad \phi_i \leftarrow \mathrm{argmin}_\phi \; f_i(\phi, h_i) \\ "
+        r"\phi &\leftarrow \sum_{i \in S} p_i \, \phi_i"
+    )
     terms_off = None  # heads are never averaged into a global model
     personal = ("head.",)
     has_global = False

@@ -45,6 +45,11 @@ class FedRoD(Method):
         venue="ICLR 2022",
         link="arXiv:2107.00778",
     )
+    formula = (
+        r"(\theta, h) &\leftarrow \mathrm{argmin} \; \mathrm{CE}\bigl( h(z) + \log n_c, \, y \bigr) \\ "
+        r"h_i &\leftarrow \mathrm{argmin} \; \mathrm{CE}\bigl( h(z) + h_i(z), \, y \bigr), "
+        r"\qquad \theta, h \text{ fixed}"
+    )
     terms_off = {"balanced": False}
     weak_where = {
         "two": "-19.8 points to FedAvg after 10 rounds with an mlp on digits; "

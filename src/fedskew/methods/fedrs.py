@@ -41,6 +41,10 @@ class FedRS(Method):
         venue="KDD 2021",
         link="doi:10.1145/3447548.3467254",
     )
+    formula = (
+        r"L = -\log \frac{\exp(a_y f_y)}{\sum_c \exp(a_c f_c)}, \qquad a_c = 1 \text{ if } n_c > 0, \text{ else } "
+        r"\alpha"
+    )
     terms_off = {"alpha": 1.0}
     weak_where = {
         "two": "-10.9 points to FedAvg after 10 rounds with an mlp on digits; "

@@ -31,6 +31,11 @@ class FedYogi(Method):
         venue="ICLR 2021",
         link="arXiv:2003.00295",
     )
+    formula = (
+        r"D &= \sum_{i \in S} p_i \, y_i - x, \qquad m \leftarrow \beta_1 m + (1 - \beta_1) D \\ "
+        r"v &\leftarrow v - (1 - \beta_2) \, D^2 \, \mathrm{sign}(v - D^2) \\ "
+        r"x &\leftarrow x + \eta_s \, \frac{m}{\sqrt{v} + \tau}"
+    )
     terms_off = None  # each entry has a step size of its own
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "

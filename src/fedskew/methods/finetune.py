@@ -25,6 +25,9 @@ class FineTune(Method):
         venue="Preprint, 2019",
         link="arXiv:1910.10252",
     )
+    formula = (
+        r"x \leftarrow \sum_{i \in S} p_i \, y_i, \qquad v_i = \text{SGD on } f_i \text{ from } x, \text{ before use}"
+    )
     terms_off = {}  # the global model is FedAvg's with any settings
 
     epochs: Natural = setting(5, help="Epochs of fine-tuning; 0 gives FedAvg.", source="FedBABU's comparison")

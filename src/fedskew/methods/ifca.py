@@ -58,6 +58,11 @@ class IFCA(Method):
         venue="NeurIPS 2020",
         link="arXiv:2006.04088",
     )
+    formula = (
+        r"j_i &= \underset{j}{\mathrm{argmin}} \; f_i(x_j), \qquad y_i \leftarrow \text{SGD on } f_i \text{ from } "
+        r"x_{j_i} \\ "
+        r"x_j &\leftarrow \frac{\sum_{i: j_i = j} n_i y_i}{\sum_{i: j_i = j} n_i}"
+    )
     terms_off = {"clusters": 1}
     sums_only = False
     has_global = False

@@ -13,6 +13,7 @@ from fedskew.core.method import Method
 class Local(Method):
     """Control without federation: every client trains alone, from the common initial model."""
 
+    formula = r"v_i \leftarrow v_i - \eta \, \nabla f_i(v_i)"
     terms_off = None  # nothing is averaged
     personal = ("",)  # every name
     has_global = False

@@ -41,6 +41,10 @@ class MOON(Method):
         venue="CVPR 2021",
         link="arXiv:2103.16257",
     )
+    formula = (
+        r"L = L_{sup} - \mu \, \log \frac{e^{\cos(z, z_g) / \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_{prev}) / "
+        r"\tau}}"
+    )
     terms_off = {"mu": 0.0}
     weak_where = {
         "two": "features are held near those of the received model, which slows training: mlp on digits, 10 rounds, "

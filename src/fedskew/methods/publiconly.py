@@ -17,6 +17,7 @@ from fedskew.core.tensors import Payload
 class PublicOnly(Method):
     """Control without clients: the server trains on its public set alone."""
 
+    formula = r"x \leftarrow x - \eta \, \nabla f_{D_0}(x)"
     terms_off = None  # clients do not train
     public = True
     weak_where = {"everywhere": "a control: it sees the public samples only."}

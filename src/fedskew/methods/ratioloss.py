@@ -56,6 +56,10 @@ class RatioLoss(Method):
         venue="AAAI 2021",
         link="arXiv:2008.06217",
     )
+    formula = (
+        r"L = (a + b R_y) \, \mathrm{CE}, \qquad R_p = \frac{\lvert \sum d_p \rvert}{\lvert \sum \mathrm{mean}_{q \ne "
+        r"p} \, d_q \rvert}"
+    )
     terms_off = {"b": 0.0}
     public = True
 

@@ -40,6 +40,12 @@ class SCAFFOLD(Method):
         venue="ICML 2020",
         link="arXiv:1910.06378",
     )
+    formula = (
+        r"y_i &\leftarrow y_i - \eta \, (g_i(y_i) - c_i + c) \\ "
+        r"c_i^+ &= c_i - c + \frac{x - y_i}{K \eta} \\ "
+        r"x &\leftarrow x + \frac{\eta_s}{|S|} \sum_{i \in S} (y_i - x), "
+        r"\qquad c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)"
+    )
     terms_off = None  # the control variates have no weight; in the first round they are 0 and it is uniform FedAvg
     meant = (PLAIN_SGD,)
 
@@ -70,7 +76,7 @@ class SCAFFOLD(Method):
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
         x, c = broadcast["parameters"], broadcast["control"]
-        state = {"control": c.zeros()} | state
+        state = state if "control" in state else {"control": c.zeros()} | state
         c_i = state["control"]
         at_x = gradient(site, broadcast, state) if self.option == "I" else None
         site.load(broadcast, state)

@@ -38,6 +38,7 @@ class TauNorm(Method):
         venue="ICLR 2020",
         link="arXiv:1910.09217",
     )
+    formula = r"w_c \leftarrow \frac{w_c}{\lVert w_c \rVert^{\tau}}"
     terms_off = {"tau": 0.0, "drop_bias": False}
 
     tau: NotNegative = setting(

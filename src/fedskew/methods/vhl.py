@@ -61,6 +61,10 @@ class VHL(Method):
         venue="ICML 2022",
         link="arXiv:2206.02465",
     )
+    formula = (
+        r"L &= \mathrm{CE}(M(x), y) + \lambda_v \, \mathrm{CE}(M(x'), y' + C) + \lambda_c \, l_{fa} \\ "
+        r"l_{fa} &= \mathrm{SupCon}\bigl( (f(x), y), (f(x'), y') \bigr) + 0.1 \, \mathrm{SupCon}(f(x'), y')"
+    )
     terms_off = {"lambda_c": 0.0, "lambda_v": 0.0}
 
     lambda_v: NotNegative = setting(

@@ -71,10 +71,17 @@ class ConvPool(nn.Conv2d):
         self.fast = layers.fast
         self.narrow = outputs <= NARROW
 
+    @classmethod
+    def like(cls, conv: nn.Conv2d, layers: Layers) -> ConvPool:
+        """A layer with the parameters of a 5x5 convolution, which is not to be used any more."""
+        made = cls(conv.in_channels, conv.out_channels, cast(int, conv.padding), layers)
+        made.weight, made.bias, made.training = conv.weight, conv.bias, conv.training
+        return made
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.fast:
             return F.max_pool2d(F.relu(super().forward(x)), 2)
-        if not self.narrow or not torch.is_grad_enabled():
+        if not self.narrow or not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
             return F.relu(max_pool(super().forward(x)))
         x = x.contiguous().view(x.shape)  # one channel in channels_last counts as contiguous; the view resets strides
         weight = self.weight.contiguous()

@@ -64,6 +64,7 @@ RATES, SEEDS = (0.03, 0.1, 0.3), (0, 1, 2)
 LAST = 3  # accuracies are the mean of the last three rounds
 CLASSES, AT_CHANCE = 10, 0.15
 TRAINED = 0.6  # a reference below it is half-trained: all samples together give more than 0.95 with every net
+UNUSED = ("weak_where", "formula")  # declarations of a method that no run depends on
 FLOOR = 0.02  # the least noise: 360 test samples have a standard error of 0.016 at 90 %
 
 Kind = Literal["ok", "reference", "below, documented", "below", "no verdict", "at chance", "diverged", "failed"]
@@ -166,21 +167,21 @@ def run_job(job: Job, out: Path) -> Score:
 
 
 def source(kind: type[Method]) -> str:
-    """The source code of a method, its file or package, without `weak_where`: stating a weakness changes no run."""
+    """The source code of a method, its file or package, without what its page says only (UNUSED)."""
     path = Path(inspect.getfile(kind))
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
-    return "".join(without_weaknesses(file.read_text()) for file in files)
+    return "".join(without_page(file.read_text()) for file in files)
 
 
-def without_weaknesses(text: str) -> str:
-    """Python source without its assignments to `weak_where`.
+def without_page(text: str) -> str:
+    """Python source without its assignments to the names in UNUSED.
 
-    >>> without_weaknesses("class A:\\n    x = 1\\n    weak_where = {\\n        'two': 'slow.'\\n    }\\n    y = 2\\n")
+    >>> without_page("class A:\\n    x = 1\\n    weak_where = {\\n        'two': 'slow.'\\n    }\\n    y = 2\\n")
     'class A:\\n    x = 1\\n    y = 2\\n'
     """
     lines = dict(enumerate(text.splitlines(keepends=True), start=1))
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "weak_where":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNUSED:
             for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 del lines[number]
     return "".join(lines.values())

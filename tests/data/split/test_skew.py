@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.spatial.distance import jensenshannon
 
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.partition import Partition
 from fedskew.data.split.plot import plot_partition
-from fedskew.data.split.skew import feature_skew, gini_coefficient, skew
+from fedskew.data.split.skew import feature_skew, gini_coefficient, jensen_shannon, skew
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.run import Run
 
@@ -157,3 +158,10 @@ def test_a_run_keeps_how_skewed_its_clients_are() -> None:
     assert run.result is not None
     assert run.result.skew["clients"] == 3
     assert run.result.skew["features"] is not None
+
+
+def test_the_jensen_shannon_distance_is_that_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    p, q = rng.dirichlet([0.1] * 10, 50), rng.dirichlet([1.0] * 10)
+    p[0], p[1] = q, np.eye(10)[3]
+    assert jensen_shannon(p, q[None]) == pytest.approx(jensenshannon(p, q[None], base=2, axis=1), abs=1e-7)

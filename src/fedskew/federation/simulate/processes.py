@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -83,7 +83,7 @@ class Workers:
         self.count, self.wait_for_start = count, wait_for_start
         payload: Payload = {"arrays": Tensors({k: v.contiguous() for k, v in world.arrays().items()})}
         self.folder = make_shared_folder(size_in_bytes(payload))
-        self.world = world.with_arrays(share(self.folder / "world", payload)["arrays"])
+        self.world = replace(world.with_arrays(share(self.folder / "world", payload)["arrays"]), cores=count)
         self.empty_world = world.without_arrays()  # pickled for every worker
         self.workers: list[Worker] = []
         self.results = SharedReader(self.folder)
@@ -244,11 +244,10 @@ class Workers:
         kind = header["kind"]
         if kind == "Trained":
             size, state_size = header["sizes"]
-            blob = self.results.read(header["file"], size + state_size)
             self.recent_seconds = 0.9 * self.recent_seconds + 0.1 * header["seconds"]
-            payload = decode(memoryview(blob)[:size])
+            payload = decode(self.results.read(header["file"], size))
             update = Update(payload, header["weight"], header["metrics"])
-            return Trained(update, blob[size:], header["seconds"])
+            return Trained(update, self.results.read(header["file"], state_size, size), header["seconds"])
         return read_result(kind, header["fields"])
 
     def _drain(self) -> None:

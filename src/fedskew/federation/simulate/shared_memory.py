@@ -71,11 +71,11 @@ class SharedReader:
         self.folder = folder
         self.files: dict[str, memoryview] = {}
 
-    def read(self, name: str, size: int) -> bytearray:
-        """A copy of the first `size` bytes of a file. Afterwards the writer may overwrite the file."""
+    def read(self, name: str, size: int, start: int = 0) -> bytearray:
+        """A copy of `size` bytes of a file from `start` on. Afterwards the writer may overwrite the file."""
         if name not in self.files:
             self.files[name] = map_file(self.folder / name)
-        return bytearray(self.files[name][:size])
+        return bytearray(self.files[name][start : start + size])
 
 
 def share(path: Path, payload: Payload) -> Payload:

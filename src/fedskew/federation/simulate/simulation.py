@@ -48,7 +48,8 @@ class Simulation:
     Args:
         world: the data, the method and its settings.
         workers: number of worker processes. 1 uses this process only; None uses all cores, but starts the
-            processes only after one second of client work. With the engine "ray", the number of actors, which
+            processes only after one second of client work, and none where the device is not the CPU: processes
+            would share it, so their number must be given. With the engine "ray", the number of actors, which
             are started at once; None uses all CPUs of the cluster.
         engine: "processes" or "ray".
         store: where the clients' states are kept; None keeps them in memory.
@@ -94,8 +95,10 @@ class Simulation:
     def _make_pool(self, workers: int | None, engine: Engine, wait: bool) -> WorkerPool | None:
         if engine == "ray":
             return Actors(self.world, workers)
+        if workers is None and self.world.device != "cpu":
+            return None  # how many processes a GPU has memory for is the user's to say
         count = cores() if workers is None else workers
-        if count == 1 or self.world.device != "cpu":
+        if count == 1:
             return None
         return Workers(self.world, count, wait_for_start=wait and workers is not None)
 

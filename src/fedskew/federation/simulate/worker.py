@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def serve(pipe: Connection, world: World, folder: Path, number: int) -> None:
     world = world.with_arrays(open_shared(folder / "world")["arrays"])
     world.initial  # noqa: B018  cached before the first job
     files = WorkerFiles(folder, number)
+    gc.freeze()  # what exists now lives as long as the process: garbage collection need not look at it again
     try:
         pipe.send_bytes(pack({"ready": True}))
         while True:

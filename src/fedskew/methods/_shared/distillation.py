@@ -6,8 +6,11 @@ student trains, its batches carry positions in D0 instead of labels, which selec
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +49,29 @@ def predict(site: Site, model: Payload) -> Predictions:
 
     joined = site.infer(lambda x: outputs(net, both, x, batch_statistics=no_statistics))
     return Predictions(*joined.tensor_split([-site.classes], 1))
+
+
+def predict_all(site: Site, models: Iterable[Payload]) -> list[Predictions]:
+    """`predict` of several models, on all cores of the run.
+
+    Each model is computed by one thread with a net of its own, so results are bit-identical to one after the other.
+    """
+    if site.cores == 1 or site.device != "cpu":
+        return [predict(site, model) for model in models]
+    idle: SimpleQueue[Site] = SimpleQueue()
+    for _ in range(site.cores):
+        idle.put(replace(site, net=copy.deepcopy(site.net)))
+
+    def one(model: Payload) -> Predictions:
+        mine = idle.get()
+        try:
+            return predict(mine, model)
+        finally:
+            idle.put(mine)
+
+    # a new thread would use all cores for each operation, which changes the order of sums
+    with ThreadPoolExecutor(site.cores, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        return list(threads.map(one, models))
 
 
 def mean_features(predictions: Iterable[Predictions]) -> Tensor:

@@ -94,6 +94,13 @@ class FedCD(Method):
         venue="ACM MM 2023",
         link="doi:10.1145/3581783.3611966",
     )
+    formula = (
+        r"P^g_j &= \frac{\sum_k n^k_j P^k_j}{\sum_k n^k_j}, \qquad s_j = \exp(\cos(z, P^k_j) / \tau) \\ "
+        r"\omega &= \frac{s_{c,t}}{s_{c,t} + \alpha \sum_{m \ne t} s_{c,m} + (1 - \alpha) \sum_{c' \ne c} \sum_m "
+        r"s_{c',m}}, \qquad L_{hpc} = -\mathrm{mean} \, \log \omega \\ "
+        r"L &= \mu L_{dcl} + (1 - \mu) L_{hpc} + \gamma L_{bpr} + \lambda L_{gid} \\ "
+        r"\phi^j &= \sum_k \nu^j_k \, \phi^j_k"
+    )
     terms_off = {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True}
     sums_only = False
 
