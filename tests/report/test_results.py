@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from fedskew.report.results import lines, markdown, overview, sentences
+from fedskew.report.results import lines, markdown, outdated, overview, sentences
 from fedskew.studies.tables.finished import FinishedTable, finish, read_tables
 from fedskew.studies.tables.recipe import Recipe, load_recipe
 from fedskew.studies.tables.running import Work, plan
@@ -65,6 +66,25 @@ def test_a_number_has_as_many_decimals_as_the_tolerance_needs(small: Path, toler
     assert (
         lines(table_of(recipe, works, "paper", {"FedAvg": 60 - 1e-9}))[0][5] == f"+0.{'0' * (len(shown) - 3)}"
     )  # never -0
+
+
+def test_a_table_says_which_methods_were_run_with_other_settings_than_today_s(small: Path) -> None:
+    """Planted: a stored table whose FedProx had another weight, and one column that the recipe has no more."""
+    recipe = load_recipe("fedmr-table1")
+    row = next(iter(recipe.parsed_rows))
+    today = {c: recipe.experiments(row, c, 0, "paper")[0].as_dict()["method"] for c in ("FedAvg", "FedProx")}
+    cells = [replace(a_cell(column, 60.0, 60.0), row=row) for column in ("FedAvg", "FedProx", "gone")]
+    made = load_recipe(str(small))
+    works = plan(made, "paper", ["skewed"], ["FedAvg", "FedProx"], [], Path("x"))
+    table = table_of(made, works, "paper", {"FedAvg": 60.0, "FedProx": 60.0})
+    assert outdated(table) == []  # not one of our recipes
+    rows = {row: next(iter(table.rows.values()))}
+    table = msgspec.structs.replace(table, table="fedmr-table1", cells=cells[:2], rows=rows, methods=today)
+    assert outdated(table) == []
+    changed = today | {"FedProx": today["FedProx"] | {"mu": 7.0}, "gone": {"name": "fedavg"}}
+    table = msgspec.structs.replace(table, cells=cells, methods=changed)
+    assert outdated(table) == ["FedProx", "gone"]
+    assert "**Of former settings, not run again with today's: FedProx, gone.**" in markdown([table])
 
 
 def test_the_page_of_results_is_fresh() -> None:

@@ -37,6 +37,10 @@ class FedAdam(Method):
         r"x &\leftarrow x + \eta_s \, \frac{m}{\sqrt{v} + \tau}"
     )
     terms_off = None  # each entry has a step size of its own
+    weak_where = {
+        "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
+        "88.9 % on IID digits, 98.1 % with the statistics of the batch (FedAvg 95.8, 97.5)."
+    }
 
     server_lr: Positive = setting(
         0.03,

@@ -48,6 +48,10 @@ class FedALA(Method):
         r"W &\leftarrow \mathrm{clip}\bigl( W - \eta \, \nabla f_i(\hat{y}_i) \odot (x - y_i), \, 0, \, 1 \bigr)"
     )
     terms_off = None  # clients do not start from the global model
+    weak_where = {
+        "two": "the global model is a mean of models that started from each client's own head; the personal models are "
+        "what it is for (mlp on digits: 98.1 %, FedAvg 84.9; the global model 78.8, FedAvg 85.0)."
+    }
 
     p: Count = setting(
         2,

@@ -36,6 +36,10 @@ class FedAvgM(Method):
         r"v &\leftarrow \beta v + D, \qquad x \leftarrow x - \eta_s v"
     )
     terms_off = {"beta": 0.0}
+    weak_where = {
+        "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
+        "73.8 % on IID digits, 97.1 % with the statistics of the batch (FedAvg 94.3, 96.1)."
+    }
 
     beta: Share = setting(
         0.9,

@@ -63,6 +63,10 @@ class FedDC(Method):
     )
     terms_off = None  # without alpha the drift and gradient corrections would remain
     meant = (PLAIN_SGD,)
+    weak_where = {
+        "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
+        "71.4 % on IID digits, 97.9 % with the statistics of the batch (FedAvg 94.3, 96.1)."
+    }
 
     alpha: Positive = setting(
         0.01,

@@ -107,6 +107,10 @@ class FedDDC(Method):
     sums_only = False
     quick = {"I": 3, "J": 3}
     public = True
+    weak_where = {
+        "iid": "each round ends with 100 steps of Adam on the public set. With 50 samples there it overfits: 86.4 % "
+        "with an mlp on digits, 84.7 with their labels alone (lam = 1), 94.8 without these steps (J = 0)."
+    }
 
     dfl: Literal["both", "tlcr", "crb", "none"] = setting(
         "both", help="Models made beside w_g: w_tl (tlcr), w_cr (crb), both or none.", source="the paper"

@@ -54,6 +54,10 @@ class FedDyn(Method):
     )
     terms_off = None  # alpha divides the server's correction, so it cannot be 0
     meant = (PLAIN_SGD,)
+    weak_where = {
+        "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
+        "67.9 % on IID digits, 96.9 % with the statistics of the batch (FedAvg 94.3, 96.1)."
+    }
 
     alpha: Positive = setting(
         0.01,

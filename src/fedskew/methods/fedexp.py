@@ -4,10 +4,12 @@ Jhunjhunwala, Wang, Joshi. ICLR 2023. arXiv:2301.09604
 
 With D_i = y_i - x and D = sum_{i in S} p_i D_i, p_i = n_i / n:
     Eq. 6: eta = max(1, sum_i p_i |D_i|^2 / (2 (|D|^2 + epsilon))),  x <- x + eta D
-The more the clients disagree, the longer the step. A client sends |D_i|^2 beside its model, so the server needs only
-means over clients. Buffers (batch-norm statistics) are averaged.
+The more the clients disagree, the longer the step. Long steps overshoot in turn to one side and the other, so the mean
+of the last two x is evaluated and deployed, as in the paper; clients train from the last x. The server's `parameters`
+are the mean, the group `iterate` is x, and a broadcast has both. A client sends |D_i|^2 beside its model, so the server
+needs only means over clients. Buffers (batch-norm statistics) are averaged.
 Departure: p_i weights by samples (the paper prints a uniform mean, the authors' code weights by samples).
-Departure: the last x is evaluated, not the mean of the last two.
+Departure: after a step with eta = 1, which is FedAvg's, x itself is deployed.
 """
 
 from collections.abc import Iterable
@@ -15,13 +17,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, overlay
+from fedskew.core.method import MODEL, Method, Paper, Update, mean_of, model_of, overlay
 from fedskew.core.settings import setting
 from fedskew.core.site import Site
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Positive
 
-DRIFT = "drift"  # group of the payload: |D_i|^2
+DRIFT, ITERATE = "drift", "iterate"  # groups of the payload: |D_i|^2; x
 
 
 def square_norm(tensors: Tensors) -> torch.Tensor:
@@ -53,14 +55,23 @@ class FedExP(Method):
         search=(0.0001, 0.1),
     )
 
+    def init_server(self, site: Site) -> Payload:
+        server = super().init_server(site)
+        return server | {ITERATE: server["parameters"]}
+
+    def broadcast(self, server: Payload) -> Payload:
+        return model_of(server) | {ITERATE: server[ITERATE]}
+
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
-        update, kept = super().client(site, broadcast, state)
-        drift = update.payload["parameters"] - broadcast["parameters"]
+        update, kept = super().client(site, broadcast | {"parameters": broadcast[ITERATE]}, state)
+        drift = update.payload["parameters"] - broadcast[ITERATE]
         return update.plus(**{DRIFT: Tensors(square=square_norm(drift))}), kept
 
     def aggregate(self, site: Site, server: Payload, updates: Iterable[Update]) -> Payload:
-        x, fresh = server["parameters"], mean_of(updates, groups=(*MODEL, DRIFT))
+        x, fresh = server[ITERATE], mean_of(updates, groups=(*MODEL, DRIFT))
         D, drift = fresh["parameters"] - x, fresh.pop(DRIFT)
         eta = float(drift["square"] / (2 * (square_norm(D) + self.epsilon)))
         averaged = server | overlay(server, fresh)
-        return averaged if eta <= 1 else averaged | {"parameters": x + D * eta}
+        if eta <= 1:
+            return averaged | {ITERATE: averaged["parameters"]}
+        return averaged | {ITERATE: x + D * eta, "parameters": x + D * (eta / 2)}

@@ -76,6 +76,10 @@ class FEDIC(Method):
     sums_only = False
     quick = {"steps": 3, "distil_steps": 3}
     public = True
+    weak_where = {
+        "iid": "each round ends with 100 steps of Adam on the public set. With 50 samples there they take the model "
+        "away from what the clients' 800 have taught it; without them (distil_steps = 0) it is FedAvg."
+    }
 
     ld: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.5, help="Share of the distillation in the student's loss; the rest is cross entropy.", source="the paper"

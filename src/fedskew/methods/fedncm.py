@@ -59,6 +59,7 @@ class FedNCM(Method):
         r"\qquad \hat{y}(z) = \underset{c}{\mathrm{argmax}} \; \frac{\langle z, \mu_c \rangle}{\lVert \mu_c \rVert}"
     )
     terms_off = None  # it does not train
+    weak_where = {"everywhere": "the net is never trained, so without pre-trained weights its features are random."}
 
     distance: Literal["cosine", "euclidean"] = setting(
         "cosine", help="Nearest by angle, or by distance.", source="the paper"

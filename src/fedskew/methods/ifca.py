@@ -66,6 +66,11 @@ class IFCA(Method):
     terms_off = {"clusters": 1}
     sums_only = False
     has_global = False
+    weak_where = dict.fromkeys(
+        ("dirichlet", "two"),
+        "clients with other classes share a model, as in FedAvg, and a client with few classes does best alone: "
+        "mlp on digits with two classes each 92.5 %, FedAvg 84.9, training alone 99.4.",
+    )
 
     clusters: Annotated[int, Meta(ge=1, le=64)] = setting(
         2, help="Number of models; 1 gives FedAvg.", source="our choice; the paper knows the number of clusters"

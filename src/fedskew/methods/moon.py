@@ -46,6 +46,10 @@ class MOON(Method):
         r"\tau}}"
     )
     terms_off = {"mu": 0.0}
+    weak_where = {
+        "two": "features are held near those of the received model, which slows training: mlp on digits, 10 rounds, "
+        "82.9 % with mu = 1, 84.1 with 0.3, 84.6 with 0.1, FedAvg 85.0."
+    }
 
     mu: NotNegative = setting(
         1.0,

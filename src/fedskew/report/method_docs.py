@@ -160,5 +160,6 @@ def needs(one: MethodEntry) -> str:
 
 
 def weaknesses(one: MethodEntry) -> list[str]:
-    """Where the method is known to end below FedAvg, and why; a line each."""
-    return [f"Known to end below FedAvg ({where}): {why}" for where, why in one.weak_where.items()]
+    """Where the method is known to end below FedAvg, or without a global model below training alone; a line each."""
+    reference = "FedAvg" if one.has_global else "training alone"
+    return [f"Known to end below {reference} ({where}): {why}" for where, why in one.weak_where.items()]

@@ -91,9 +91,9 @@ def overview(entries: list[MethodEntry]) -> str:
     """The text of docs/methods.md."""
     rows = [[f"[{one.name}](methods/{one.name}.md)", *row(one)[1:]] for one in entries]
     lines = [GENERATED.replace("method's", "methods'"), "", "# Methods", "", *table(COLUMNS, rows), "", footnote(), ""]
-    return "\n".join(
-        [*lines, f"What leaves a site is on the page of each method. {ALWAYS} See [privacy](privacy.md).\n"]
-    )
+    lines += [f"What leaves a site is on the page of each method. {ALWAYS} See [privacy](privacy.md).", ""]
+    lines += ["Each method's default beside FedAvg on small nets and skewed splits:"]
+    return "\n".join([*lines, "[results/soundness](../results/soundness/README.md).\n"])
 
 
 def pages() -> dict[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.studies.tables.finished import FinishedTable, read_tables
+from fedskew.studies.tables.recipe import load_recipe, names
 from fedskew.studies.tables.verdicts import UNTESTABLE
 
 LAST_FIVE = "mean of the last 5 evaluations"
@@ -97,6 +99,22 @@ def untestable(table: FinishedTable, row: str) -> str:
     return "was not checked for convergence" if base.unsettled is None else base.unsettled
 
 
+def outdated(table: FinishedTable) -> list[str]:
+    """Columns whose method the recipe sets otherwise today, or no longer has: a default or the recipe has changed."""
+    if table.table not in names():
+        return []
+    recipe, rows = load_recipe(table.table), {cell.column: cell.row for cell in table.cells}
+    seed = recipe.chosen_seeds(table.scale)[0]
+
+    def today(column: str) -> dict[str, Any]:
+        if column not in recipe.parsed_columns:
+            return {}
+        settings: dict[str, Any] = recipe.experiments(rows[column], column, seed, table.scale)[0].as_dict()["method"]
+        return settings
+
+    return [column for column, settings in table.methods.items() if column in rows and today(column) != settings]
+
+
 def overview(tables: Sequence[FinishedTable]) -> list[list[str]]:
     """A heading, then one line per row of every table: the paper's claim and what we measured of it."""
     made = [["table", "scale", "setting", "method", "over the baseline", "in the paper", "verdict", "pairs in order"]]
@@ -121,6 +139,9 @@ def markdown(tables: Sequence[FinishedTable]) -> str:
             f"Seeds {', '.join(map(str, seeds))}; commit {table.commit or 'unknown'}; {table.date}; {versions}.",
             f"Reduced: {table.reduced}" if table.reduced else "",
             table.notes.strip(),
+            f"**Of former settings, not run again with today's: {', '.join(old)}.**"
+            if (old := outdated(table))
+            else "",
             *(
                 f"Learning rates chosen on validation data, {row}: "
                 + ", ".join(f"{column} {rate:g}" for column, rate in rates.items())

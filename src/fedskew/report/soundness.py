@@ -18,21 +18,25 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError, choose
 from fedskew.methods import REGISTRY
 from fedskew.report.results import grid
-from fedskew.studies.soundness import LAST, NETS, RATES, ROUNDS, SEEDS, SPLITS, Verdict, run_battery
+from fedskew.studies.soundness import KINDS, LAST, NETS, RATES, REFERENCES, SEEDS, SPLITS, Verdict, run_battery
 
 SOUND = ("ok", "reference", "below, documented")
+OPEN = "no verdict"
 INTRODUCTION = f"""# Soundness battery
 
 Every method with its **defaults**, beside FedAvg: does a default surprise its user? Made by `make sound`, with
-1,000 of scikit-learn's digits at 16 x 16, 5 clients, 2 epochs a round, batches of 32, plain SGD;
-rounds: {", ".join(f"{net} {count}" for net, count in ROUNDS.items())}. FedAvg's learning rate is the best of
-{", ".join(map(str, RATES))} on validation data for each net; all methods use it. Figures are the mean of the last
-{LAST} rounds, in %: the global model on the test set, or for methods without one (*) the personal models on the
-clients' test parts, beside training alone (`local`) instead of FedAvg. One seed; {len(SEEDS)} where it looks weak.
+1,000 of scikit-learn's digits, 5 clients, 2 epochs a round, plain SGD; rounds x batch at image size:
+{", ".join(f"{net} {r.rounds} x {r.batch} at {8 * r.enlarge}" for net, r in NETS.items())}.
+FedAvg's learning rate is the best of {", ".join(map(str, RATES))} on validation data for each net; all methods use
+it. Figures are the mean of the last {LAST} rounds, in %: the global model on the test set, or for methods without one
+(*) the personal models on the clients' test parts, beside training alone (`local`) instead of FedAvg. Methods that
+need a public set are compared with FedAvg on the same split (`fedavg-public`). One seed; {len(SEEDS)} where it looks
+weak.
 
 **Bold**: diverged, at chance, or more than the noise below the reference without a reason on the method's page
-(docs/methods.md). d: below, with a reason. The noise is two standard errors of the difference, from the reference's
-own seeds.
+(docs/methods.md). d: below, with a reason. ?: no verdict, because the reference is half-trained or still rises: being
+below it could only mean being slower. The noise is two standard errors of the difference, from the reference's own
+seeds on the nets where it has converged.
 """
 
 
@@ -46,6 +50,8 @@ def mark(verdict: Verdict) -> str:
     figure = "" if verdict.accuracy is None else f"{100 * verdict.accuracy:.1f}"
     if verdict.kind == "below, documented":
         return f"{figure} d"
+    if verdict.kind == OPEN:
+        return f"{figure} ?"
     return figure if verdict.kind in SOUND else f"**{figure} {verdict.kind}**".replace("** ", "**")
 
 
@@ -54,10 +60,10 @@ def markdown(rates: dict[str, float], verdicts: Sequence[Verdict]) -> str:
     places = {v.cell.net: 0 for v in verdicts}, {v.cell.split: 0 for v in verdicts}
     columns = [(net, split) for net in NETS if net in places[0] for split in SPLITS if split in places[1]]
     found = {(v.cell.method, v.cell.net, v.cell.split): v for v in verdicts}
-    names = [name for name in REGISTRY if any(v.cell.method == name for v in verdicts)]
+    names = [name for name in KINDS if any(v.cell.method == name for v in verdicts)]
     rows = [["method", *(f"{net} {split}" for net, split in columns)]]
-    for name in sorted(names, key=lambda name: name != "fedavg"):
-        title = name + ("" if REGISTRY[name].has_global else " *")
+    for name in sorted(names, key=lambda name: name not in REFERENCES):
+        title = name + ("" if KINDS[name].has_global else " *")
         rows.append([title, *(mark(found[name, *c]) if (name, *c) in found else "" for c in columns)])
     noise = {v.cell.split: v.noise for v in verdicts if v.kind == "ok" and v.seeds == 1}
     lines = [
@@ -73,8 +79,9 @@ def markdown(rates: dict[str, float], verdicts: Sequence[Verdict]) -> str:
 
 
 def findings(verdicts: Sequence[Verdict]) -> list[str]:
-    """What is not sound, cell by cell, then the reasons for what is below and documented."""
-    bad = [v for v in verdicts if v.kind not in SOUND]
+    """What is not sound, cell by cell, where there is no verdict, and the reasons for what is below and documented."""
+    bad = [v for v in verdicts if v.kind not in (*SOUND, OPEN)]
+    open_cells = {(v.cell.net, v.cell.split, v.reason): 0 for v in verdicts if v.kind == OPEN}
     lines = ["## Not sound", ""]
     for v in bad:
         beside = (
@@ -83,6 +90,7 @@ def findings(verdicts: Sequence[Verdict]) -> list[str]:
         lines.append(f"- {v.cell.method}, {v.cell.net}, {v.cell.split}: {v.reason or v.kind}{beside}, {v.seeds} seeds")
     reasons = {(v.cell.method, v.reason): 0 for v in verdicts if v.kind == "below, documented"}
     lines += [] if bad else ["Nothing."]
+    lines += ["", "## No verdict", "", *([f"- {net}, {split}: {why}" for net, split, why in open_cells] or ["None."])]
     return [*lines, "", "## Below, with a reason", "", *([f"- {m}: {why}" for m, why in reasons] or ["Nothing."])]
 
 
@@ -127,8 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         write(given.results, rates, verdicts)
         print(f"written to {given.results}")
-    bad = sum(v.kind not in SOUND for v in verdicts)
-    print(f"{len(verdicts)} cells, {bad} not sound")
+    bad, unknown = sum(v.kind not in (*SOUND, OPEN) for v in verdicts), sum(v.kind == OPEN for v in verdicts)
+    print(f"{len(verdicts)} cells, {bad} not sound, {unknown} without a verdict")
     return int(bad > 0)
 
 

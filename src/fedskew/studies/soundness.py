@@ -1,13 +1,14 @@
 """The soundness battery: every method with its defaults on small nets and skewed splits, beside FedAvg.
 
-It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged to
-16 x 16 for the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation
-data, and all methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that
-of FedAvg's own seeds.
+It asks whether a default surprises its user, not which method is best. Data are scikit-learn's digits, enlarged for
+the nets that need it, so nothing is fetched. FedAvg's learning rate is chosen for each net on validation data, and all
+methods use it. A cell that looks weak with one seed gets two more before it is judged. The noise is that of FedAvg's
+own seeds. Where FedAvg itself is half-trained or still rises there is no verdict: below it may only mean slower.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import math
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -28,10 +29,27 @@ from fedskew.data.sources.loading import load
 from fedskew.experiment.config import Evaluation, Experiment
 from fedskew.methods import REGISTRY
 from fedskew.studies.choice import choose_rate
+from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.execution import execute
 from fedskew.studies.pool import process_pool
 
-NETS = {"mlp": "mlp", "simple-cnn": "simple-cnn", "cnn4": "cnn4", "resnet8": "resnet8:width=8"}
+
+class Regime(NamedTuple):
+    """How a net is trained in the battery: about as long as FedAvg needs."""
+
+    model: str
+    rounds: int
+    batch: int = 32
+    enlarge: int = 2  # each pixel of the 8 x 8 digits becomes a square of this side
+    clip: float | None = None  # of gradients: without it a client alone diverges with simple-cnn
+
+
+NETS = {
+    "mlp": Regime("mlp", 10),
+    "simple-cnn": Regime("simple-cnn", 20, batch=10, enlarge=3, clip=5.0),
+    "cnn4": Regime("cnn4", 5),
+    "resnet8": Regime("resnet8:width=8", 8),
+}
 SPLITS = {
     "iid": "iid:clients=5",
     "dirichlet": "dirichlet:alpha=0.1,clients=5,min=10",
@@ -39,25 +57,28 @@ SPLITS = {
 }
 KEEP = "sample:keep=1000+"
 PUBLIC = "public:per_class=5+"  # before the split of a method that needs public data
-RATES = (0.03, 0.1, 0.3)
-SEEDS = (0, 1, 2)
-ROUNDS = {"mlp": 10, "simple-cnn": 20, "cnn4": 5, "resnet8": 8}  # about as many as FedAvg needs
+BESIDE_PUBLIC = "fedavg-public"  # FedAvg on the split of such a method: other samples are left for the clients
+REFERENCES = ("fedavg", BESIDE_PUBLIC, "local")
+KINDS: dict[str, type[Method]] = {**REGISTRY, BESIDE_PUBLIC: REGISTRY["fedavg"]}
+RATES, SEEDS = (0.03, 0.1, 0.3), (0, 1, 2)
 LAST = 3  # accuracies are the mean of the last three rounds
-AT_CHANCE = 0.15  # of ten classes
+CLASSES, AT_CHANCE = 10, 0.15
+TRAINED = 0.6  # a reference below it is half-trained: all samples together give more than 0.95 with every net
+UNUSED = ("weak_where", "formula")  # declarations of a method that no run depends on
 FLOOR = 0.02  # the least noise: 360 test samples have a standard error of 0.016 at 90 %
 
-Kind = Literal["ok", "reference", "below, documented", "below", "at chance", "diverged", "failed"]
+Kind = Literal["ok", "reference", "below, documented", "below", "no verdict", "at chance", "diverged", "failed"]
 
 
 @cache
-def data() -> DataSet:
-    """The digits, each pixel as four: simple-cnn and cnn4 need 16 x 16."""
+def data(enlarge: int) -> DataSet:
+    """The digits, each pixel as a square of this side: simple-cnn and cnn4 need 16 x 16 or more."""
     small = load("digits")
     return replace(
         small,
-        name="digits-16x16",
-        x_train=small.x_train.repeat(2, 1).repeat(2, 2),
-        x_test=small.x_test.repeat(2, 1).repeat(2, 2),
+        name=f"digits-{8 * enlarge}x{8 * enlarge}",
+        x_train=small.x_train.repeat(enlarge, 1).repeat(enlarge, 2),
+        x_test=small.x_test.repeat(enlarge, 1).repeat(enlarge, 2),
     )
 
 
@@ -82,6 +103,7 @@ class Score(msgspec.Struct, frozen=True):
 
     accuracy: float | None  # mean of the last rounds; None: the run diverged
     failed: str = ""  # why it has none
+    curve: tuple[float, ...] = ()  # the accuracy of every round
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -93,27 +115,29 @@ class Verdict(msgspec.Struct, frozen=True):
     reference: float | None  # that of FedAvg (or of local training) with the same seeds
     noise: float  # what two means over these seeds may differ by
     seeds: int
-    reason: str = ""  # why it diverged, or what the method's page says about being below
+    reason: str = ""  # why it diverged or has no verdict, or what the method's page says about being below
 
 
 def experiment(job: Job, kind: type[Method]) -> Experiment:
     """The experiment of one run: the method's defaults, and the learning rate of its net."""
-    split = SPLITS[job.cell.split]
+    split, regime = SPLITS[job.cell.split], NETS[job.cell.net]
     return Experiment(
         method=kind(),
-        data=data(),
-        split=(PUBLIC if kind.public else "") + KEEP + split,
-        model=NETS[job.cell.net],
-        rounds=ROUNDS[job.cell.net],
+        data=data(regime.enlarge),
+        split=(PUBLIC if kind.public or job.cell.method == BESIDE_PUBLIC else "") + KEEP + split,
+        model=regime.model,
+        rounds=regime.rounds,
         seed=job.seed,
-        training=Training(lr=job.rate, epochs=2, batch_size=32),
+        training=Training(lr=job.rate, epochs=2, batch_size=regime.batch, clip=regime.clip),
         evaluation=Evaluation(every=1),
     )
 
 
 def reference_of(kind: type[Method]) -> str:
     """What a method must not end below: FedAvg's global model, or for methods without one training alone."""
-    return "fedavg" if kind.has_global else "local"
+    if not kind.has_global:
+        return "local"
+    return BESIDE_PUBLIC if kind.public else "fedavg"
 
 
 def run_job(job: Job, out: Path) -> Score:
@@ -122,7 +146,7 @@ def run_job(job: Job, out: Path) -> Score:
     The directory changes with the method's settings and source code, so that a method that changed is run again.
     """
     torch.set_num_threads(1)
-    kind = REGISTRY[job.cell.method]
+    kind = KINDS[job.cell.method]
     made = experiment(job, kind)
     mark = hashlib.sha256(f"{made.to_toml()}{source(kind)}".encode()).hexdigest()[:10]
     path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}"
@@ -132,21 +156,35 @@ def run_job(job: Job, out: Path) -> Score:
         return Score(None, f"{type(error).__name__}: {error}")
     if outcome.failed:
         return Score(None, outcome.failed)
-    curve = [
+    curve = tuple(
         record.metrics.global_.accuracy
         if kind.has_global and record.metrics.global_
         else record.metrics.clients.personal.mean
         for record in outcome.records
         if record.metrics is not None and record.metrics.clients is not None
-    ]
-    return Score(statistics.mean(curve[-LAST:]))
+    )
+    return Score(statistics.mean(curve[-LAST:]), curve=curve)
 
 
 def source(kind: type[Method]) -> str:
-    """The source code of a method: its file, or all files of its package."""
+    """The source code of a method, its file or package, without what its page says only (UNUSED)."""
     path = Path(inspect.getfile(kind))
     files = sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
-    return "".join(file.read_text() for file in files)
+    return "".join(without_page(file.read_text()) for file in files)
+
+
+def without_page(text: str) -> str:
+    """Python source without its assignments to the names in UNUSED.
+
+    >>> without_page("class A:\\n    x = 1\\n    weak_where = {\\n        'two': 'slow.'\\n    }\\n    y = 2\\n")
+    'class A:\\n    x = 1\\n    y = 2\\n'
+    """
+    lines = dict(enumerate(text.splitlines(keepends=True), start=1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in UNUSED:
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                del lines[number]
+    return "".join(lines.values())
 
 
 def rates(nets: Iterable[str], out: Path) -> dict[str, float]:
@@ -169,7 +207,7 @@ def run_battery(
 
     Args:
         out: folder of the runs, one directory each; run it again after an interruption.
-        methods: names of methods; FedAvg and local training, which others are compared with, are added.
+        methods: names of methods; the REFERENCES, which others are compared with, are added.
         nets, splits: names in NETS and SPLITS.
         workers: processes; each carries out one run at a time.
         say: called with a line for each finished run.
@@ -188,13 +226,13 @@ def run_battery(
             cells = [Cell(name, net, split) for net in nets for split in splits for name in names]
             return [Job(cell, seed, chosen[cell.net]) for cell in cells for seed in seeds]
 
-        carry_out(jobs_of(("fedavg", "local"), SEEDS))
-        others = [name for name in methods if name not in ("fedavg", "local")]
+        carry_out(jobs_of(REFERENCES, SEEDS))
+        others = [name for name in methods if name not in REFERENCES]
         carry_out(jobs_of(others, SEEDS[:1]))
         first = [judge(cell, scores) for cell in dict.fromkeys(cell for cell, _ in scores)]
         doubtful = [v.cell for v in first if v.kind in ("below", "below, documented")]
         carry_out([Job(cell, seed, chosen[cell.net]) for cell in doubtful for seed in SEEDS[1:]])
-    wanted = {*methods, "fedavg", "local"}
+    wanted = {*methods, *REFERENCES}
     cells = sorted({cell for cell, _ in scores if cell.method in wanted})
     return chosen, [judge(cell, scores) for cell in cells]
 
@@ -202,29 +240,46 @@ def run_battery(
 def noise(cell: Cell, reference: str, scores: Scores, seeds: int) -> float:
     """What the mean over `seeds` seeds may be below the reference's by chance: two standard errors of the difference.
 
-    The standard deviation is that of the reference's seeds on this split, pooled over nets.
+    The standard deviation is that of the reference's seeds on this split, pooled over the nets where it has converged:
+    a half-trained net varies by far more, and would hide what is wrong on the others.
     """
     by_net: dict[str, list[float]] = {}
     for (other, _), score in scores.items():
-        if other.method == reference and other.split == cell.split and score.accuracy is not None:
+        if other.method != reference or other.split != cell.split or score.accuracy is None:
+            continue
+        if other.net == cell.net or not unsettled(other, scores):
             by_net.setdefault(other.net, []).append(score.accuracy)
     variances = [statistics.variance(values) for values in by_net.values() if len(values) > 1]
     deviation = math.sqrt(statistics.mean(variances)) if variances else 0.0
     return max(FLOOR, 2 * deviation * math.sqrt(2 / seeds))
 
 
-def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REGISTRY) -> Verdict:
+def unsettled(reference: Cell, scores: Scores) -> str:
+    """Why nothing can be compared with this cell of FedAvg or local training, in words; "" if it can.
+
+    From the mean over seeds of its curves: it is half-trained, or still rises.
+    """
+    curves = [score.curve for (other, _), score in scores.items() if other == reference and score.curve]
+    curve = [statistics.mean(values) for values in zip(*curves, strict=True)]
+    why = unsettled_curve(curve, CLASSES)
+    if not why and statistics.mean(curve[-LAST:]) < TRAINED:
+        why = f"ends at {100 * statistics.mean(curve[-LAST:]):.1f} %, half-trained"
+    return f"{reference.method} {why}" if why else ""
+
+
+def judge(cell: Cell, scores: Scores, kinds: Mapping[str, type[Method]] = KINDS) -> Verdict:
     """The verdict on one cell, from the seeds it was run with.
 
-    Divergence and chance have no excuse. A cell more than the noise below its reference is documented if the method
-    declares a reason for its net, its split or "everywhere" in `Method.weak_where`.
+    Divergence and chance have no excuse. Where the reference has not converged there is no verdict. A cell more than
+    the noise below its reference is documented if the method declares a reason for its net, its split or
+    "everywhere" in `Method.weak_where`.
     """
-    kind = registry[cell.method]
-    reference = reference_of(kind)
+    kind = kinds[cell.method]
+    reference = cell.method if cell.method in REFERENCES else reference_of(kind)
     own = {seed: score for (other, seed), score in scores.items() if other == cell}
     if failed := next((score.failed for score in own.values() if score.accuracy is None), ""):
         return Verdict(cell, "diverged" if "diverged" in failed else "failed", None, None, 0.0, len(own), failed)
-    other = replace_method(cell, reference)
+    other = msgspec.structs.replace(cell, method=reference)
     beside = [scores[other, seed].accuracy for seed in own if (other, seed) in scores]
     accuracy = statistics.mean(score.accuracy or 0.0 for score in own.values())
     base = statistics.mean(value or 0.0 for value in beside) if beside else None
@@ -235,14 +290,11 @@ def judge(cell: Cell, scores: Scores, registry: Mapping[str, type[Method]] = REG
 
     if accuracy < AT_CHANCE:
         return verdict("at chance")
+    if why := unsettled(other, scores):
+        return verdict("no verdict", why)
     if cell.method == reference:
         return verdict("reference")
     if base is None or accuracy >= base - margin:
         return verdict("ok")
     reason = next((kind.weak_where[key] for key in (cell.net, cell.split, "everywhere") if key in kind.weak_where), "")
     return verdict("below, documented" if reason else "below", reason)
-
-
-def replace_method(cell: Cell, method: str) -> Cell:
-    """The cell of another method on the same net and split."""
-    return msgspec.structs.replace(cell, method=method)
