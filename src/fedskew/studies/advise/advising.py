@@ -27,8 +27,8 @@ from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.finals import run_finals, test_values
 from fedskew.studies.advise.goal import class_counts, is_balanced, read_goal
 from fedskew.studies.advise.profile import profile_of
-from fedskew.studies.advise.race import ETA, SEEDS, run_race, rungs_of
-from fedskew.studies.advise.scoring import Candidate, Scorer
+from fedskew.studies.advise.race import ETA, run_race, rungs_of
+from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Scorer
 from fedskew.studies.advise.shortlist import Limits, make_shortlist
 from fedskew.studies.board.evidence import Task, shipped
 from fedskew.studies.ranking import FEWEST
@@ -131,7 +131,7 @@ def _write(advice: Advice, folder: Path, options: Mapping[str, Any]) -> str:
 
 def assembled_for(base: Experiment, options: Mapping[str, Any]) -> Assembled:
     """The base experiment as the race sees it: FedAvg, on validation data. Mistakes in the settings show here."""
-    trial = on_validation(Candidate("fedavg", base.training.lr).of(base), SEEDS[0])
+    trial = on_validation(Candidate("fedavg", base.training.lr).of(base), RACE_SEEDS[0])
     folder = options.get("data_dir")
     return assemble(trial, data_dir=Path(folder) if folder else None, device=str(options["device"]))
 
@@ -154,9 +154,12 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """The seeds of the final, if they can tell a difference from luck and the race does not use them."""
     chosen = tuple(dict.fromkeys(seeds))
     if len(chosen) < FEWEST:
-        raise UsageError(f"{len(chosen)} seeds are too few to tell a difference from luck: expected {FEWEST} or more.")
-    if set(chosen) & set(SEEDS):
-        raise UsageError(f"seeds {SEEDS[0]} and {SEEDS[1]} are those of the race: expected others for the final.")
+        few = f"{len(chosen)} {'seed is' if len(chosen) == 1 else 'seeds are'} too few to tell a difference from luck"
+        raise UsageError(f"{few}: expected {FEWEST} or more, as in --seeds 0-4.")
+    if set(chosen) & set(RACE_SEEDS):
+        raise UsageError(
+            f"seeds {RACE_SEEDS[0]} and {RACE_SEEDS[1]} are those of the race: expected others for the final."
+        )
     return chosen
 
 
@@ -183,7 +186,7 @@ def planned_rounds(methods: int, rounds: int, seeds: int) -> int:
     for before, rung in pairwise(rungs):
         count = max(count / ETA, 6)
         total += count * (rung - before)
-    return round(total * len(SEEDS) + 7 * seeds * rounds)
+    return round(total * len(RACE_SEEDS) + 7 * seeds * rounds)
 
 
 def _watcher(scorer: Scorer, watch: Watch, methods: int, seeds: int) -> Callable[[Candidate, int, Record, int], None]:

@@ -16,14 +16,12 @@ from fedskew.experiment.config import method_of
 from fedskew.experiment.given import method_text
 from fedskew.studies.advise.budget import BudgetUsed
 from fedskew.studies.advise.promotion import Fate, Scores, mean_value, promote
-from fedskew.studies.advise.scoring import Candidate, Score, Scorer
+from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Score, Scorer
 from fedskew.studies.advise.shortlist import ALWAYS
-from fedskew.studies.choice import SEED
 from fedskew.studies.tune import declared_ranges
 
 ETA = 3  # a rung has three times the rounds of the one before, and about a third of its candidates
 GRACE = 5  # rounds before anything is judged
-SEEDS = (SEED, SEED + 1)  # no final run uses them
 RACE_SHARE = 0.6  # of the budget; the rest is for the final runs
 FIRST_SHARE = 0.6  # of the race, for the first rung
 SLOWEST = 0.1  # of the race, for one run of the first rung; a slower method is left out
@@ -117,7 +115,7 @@ def run_race(scorer: Scorer, methods: Sequence[str], rounds: int) -> Race:
         race.scores = {fate.candidate: list(scores[fate.candidate]) for fate in fates if fate.kept}
         for fate in fates:
             if not fate.kept:
-                scorer.forget(fate.candidate, SEEDS, rung)
+                scorer.forget(fate.candidate, RACE_SEEDS, rung)
     reached = max((score.rounds for of in race.scores.values() for score in of), default=0)
     if not race.rungs or race.rungs[-1].rounds < reached:
         race.rungs.append(Rung(reached, promote(race.scores, len(race.scores), 0, scorer.goal, ())))
@@ -173,13 +171,13 @@ def _try(
     if {candidate.method, str(candidate)} & race.left_out.keys():
         return
     needed = candidate.name in ALWAYS and candidate.lr == scorer.base.training.lr
-    cost = sum(scorer.predicted(candidate, seed, rounds) for seed in SEEDS)
+    cost = sum(scorer.predicted(candidate, seed, rounds) for seed in RACE_SEEDS)
     if cost and not needed and scorer.budget.spent + cost > share:
         race.left_out[str(candidate)] = "the budget was not enough to try it"
         return
     found = []
     try:
-        for seed in SEEDS:
+        for seed in RACE_SEEDS:
             found.append(scorer.score(candidate, seed, rounds, float("inf") if needed else most))
             if found[-1].failed:
                 break
@@ -188,7 +186,7 @@ def _try(
             race.left_out[candidate.method] = "its rounds take too long for this budget"
             return
         race.left_out[str(candidate)] = "the budget ended"
-    if found and (needed or found[-1].failed or len(found) == len(SEEDS)):
+    if found and (needed or found[-1].failed or len(found) == len(RACE_SEEDS)):
         scores[candidate] = found
 
 
@@ -199,7 +197,7 @@ def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str
     def affordable() -> list[Candidate]:
         spent, chosen = scorer.budget.spent, []
         for candidate in sorted(order, key=lambda c: c.name != "fedavg"):
-            spent += sum(scorer.predicted(candidate, seed, rounds) for seed in SEEDS)
+            spent += sum(scorer.predicted(candidate, seed, rounds) for seed in RACE_SEEDS)
             if spent <= share or candidate.name == "fedavg":
                 chosen.append(candidate)
         return chosen
@@ -213,7 +211,7 @@ def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str
             )
             continue
         try:
-            scores[candidate] = [scorer.score(candidate, seed, rounds) for seed in SEEDS]
+            scores[candidate] = [scorer.score(candidate, seed, rounds) for seed in RACE_SEEDS]
         except BudgetUsed:
             race.left_out[str(candidate)] = "the budget ended"
     return scores

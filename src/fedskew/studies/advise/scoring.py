@@ -27,11 +27,13 @@ from fedskew.federation.protocol import Record
 from fedskew.methods._find import name_of
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.goal import Goal, class_counts
+from fedskew.studies.choice import SEED
 from fedskew.studies.execution import file_name
 from fedskew.studies.tune import on_validation
 
 LONG = 20.0  # seconds of a run from which worker processes, which take seconds to start, are worth it
 SCORES, STATE = "scores.jsonl", "state.json"
+RACE_SEEDS = (SEED, SEED + 1)  # no final run uses them
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,13 @@ class Scorer:
         return self.budget.cost(rounds - max(before) if extends else rounds, self.seconds(candidate))
 
     def experiment(self, candidate: Candidate, seed: int, rounds: int) -> Experiment:
-        """The run of a candidate: judged on validation data, no test sample is used."""
+        """The run of a candidate: judged on validation data, no test sample is used.
+
+        A final run, which nothing is cut from, is evaluated five times in all.
+        """
         trial = on_validation(candidate.of(replace(self.base, rounds=rounds)), seed)
-        return replace(trial, evaluation=replace(trial.evaluation, every=self.every))
+        every = self.every if seed in RACE_SEEDS else max(self.every, -(-rounds // 5))
+        return replace(trial, evaluation=replace(trial.evaluation, every=every))
 
     def _extends(self, candidate: Candidate, before: int, rounds: int) -> bool:
         """Whether a run of `before` rounds can be continued to `rounds`, with the result of one that had them all."""
