@@ -112,7 +112,7 @@ class Meter:
 
     def seconds_left(self) -> float:
         """An estimate; before the first run it assumes that methods cost twice what FedAvg does."""
-        return self.left * (self.spent / self.expected if self.expected else 2.0)
+        return max(0.0, self.left) * (self.spent / self.expected if self.expected else 2.0)
 
     def run(self, task: TaskFile, text: str) -> _Metered:
         """A context in which one run is run or read; it gives what is called after each round."""
