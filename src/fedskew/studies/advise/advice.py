@@ -210,7 +210,7 @@ def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate,
     if gone := [name for name in cut if name not in raced]:
         more = f" and {len(gone) - MANY} more" if len(gone) > MANY else ""
         shown = f"{', '.join(gone[:MANY])}{more}"
-        found.append(f"Left the race to keep the budget, without being told apart from the leader: {shown}.")
+        found.append(f"Left the race by their rank, without being told apart from the leader: {shown}.")
     if late := {**race.left_out, **finals.left_out}:
         more = f" and {len(late) - MANY} more" if len(late) > MANY else ""
         found.append(f"Not raced to the end for lack of budget: {', '.join(list(late)[:MANY])}{more}.")
