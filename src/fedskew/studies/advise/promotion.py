@@ -36,7 +36,7 @@ class Fate:
 
 
 LEADS, GOES_ON, ALWAYS_RUN = "leads", "goes on", "always runs"
-RISES, BEHIND, CUT = "still rises faster than the leader", "behind the leader", "not told apart, but not among the first"
+RISES, BEHIND, CUT = "still rises faster than the leader", "behind the leader", "not told apart, not among the first"
 BEST_GLOBAL = "best global model"
 
 
