@@ -14,6 +14,7 @@ from fedskew.evaluation.figures import FIGURES, Figure
 from fedskew.report import charts
 from fedskew.report.page import Page, html_table
 from fedskew.studies.advise import Advice
+from fedskew.studies.advise.shortlist import evidence_of
 from fedskew.studies.ranking import Difference, over_text
 
 
@@ -84,12 +85,14 @@ def evidence_rows(advice: Advice) -> list[list[str]]:
             f"{n.task}: {n.title}",
             f"{n.distance:.2f}",
             row.method,
-            FIGURES[n.goal].text(row.value) if n.goal in FIGURES else f"{row.value}",
-            _over(row.over, row.margin, FIGURES.get(n.goal, FIGURES["global"])),
+            figure.text(value) if value is not None else "-",
+            _over(over, margin, figure),
             f"{row.seeds}",
         ]
         for n in advice.shortlist.nearest
+        for figure in [FIGURES.get(n.goal, FIGURES["global"])]
         for row in n.rows
+        for value, over, margin in [evidence_of(row, n.goal == "personal")]
     ]
     return [["task", "distance", "method", "value", "over tuned FedAvg", "seeds"], *rows] if rows else []
 

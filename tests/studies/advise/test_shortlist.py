@@ -29,7 +29,10 @@ NET = (partial(build, "mlp", (1, 8, 8), 10, seed=0), (1, 8, 8), 10)
 
 
 def task(name: str, rows: Sequence[tuple[str, float | None]], **skew: float | None) -> Task:
-    made = [Row(method=method, lr=0.1, seeds=3, value=value, over=0.01) for method, value in rows]
+    made = [
+        Row(method=method, lr=0.1, seeds=3, value=value, over=0.01, figures={"personal": value}, own_over=0.02)
+        for method, value in rows
+    ]
     about = {"title": f"task {name}", "goal": "global", "commit": "", "cpu": ""}
     return Task(name=name, skew=SKEW | skew, rows=made, **about)
 
@@ -95,8 +98,8 @@ def test_without_evidence_the_list_is_general_and_says_so() -> None:
 
 def test_the_nearest_tasks_give_their_leaders_with_their_evidence() -> None:
     near = task("near", [("fedprox:mu=0.1", 0.8), ("fedavg", 0.9), ("moon", 0.7), ("central", 0.99), ("fedic", None)])
-    far = task("far", [("fedlc", 0.9)], total_variation=0.0, empty_cells=0.0)
-    farther = task("farther", [("fedbn", 0.9)], total_variation=0.0, empty_cells=0.0, imbalance_factor=100.0)
+    far = task("far", [("fedlc", 0.9)], total_variation=0.3)
+    farther = task("farther", [("fedbn", 0.9)], total_variation=0.3, size_gini=0.1)
     found = listed(tasks=[farther, far, near])
     assert [n.task for n in found.nearest] == ["near", "far"]
     assert found.nearest[0].distance == 0
@@ -109,8 +112,28 @@ def test_the_nearest_tasks_give_their_leaders_with_their_evidence() -> None:
 
 def test_a_task_without_a_common_figure_is_the_farthest_and_unknown_methods_are_left_out() -> None:
     blind = msgspec.structs.replace(task("blind", [("fedprox", 0.9), ("gone", 0.9)]), skew={})
-    assert [n.task for n in nearest(SKEW, [blind, task("other", [])])] == ["other", "blind"]
-    assert [row.method for row in leaders(blind)] == ["fedprox"]
+    goal = Goal("own", "accuracy")
+    assert [n.task for n in nearest(SKEW, [blind, task("other", [])], goal)] == ["other", "blind"]
+    assert [row.method for row in leaders(blind, goal)] == ["fedprox"]
+
+
+def test_a_task_with_another_skew_gives_no_method() -> None:
+    iid = task("iid", [("fedlc", 0.9)], total_variation=0.0, empty_cells=0.0)
+    found = listed(tasks=[iid], public=10)
+    assert set(found.methods) == {*ALWAYS, *GENERAL}
+    assert "no task like these data (the nearest is iid" in found.note
+    assert found.nearest == []
+
+
+def test_leaders_are_those_of_the_kind_of_model_that_is_asked_for() -> None:
+    rows = [
+        Row(method="scaffold", lr=0.1, seeds=3, value=0.9, figures={"personal": 0.5}),
+        Row(method="ditto", lr=0.1, seeds=3, value=0.6, figures={"personal": 0.8}),
+        Row(method="fedrep", lr=0.1, seeds=3, value=None, figures={"personal": 0.7}),
+    ]
+    both = msgspec.structs.replace(task("both", []), rows=rows)
+    assert [row.method for row in leaders(both, Goal("own", "accuracy"))] == ["ditto", "fedrep", "scaffold"]
+    assert [row.method for row in leaders(both, Goal("global", "accuracy"))] == ["scaffold", "ditto"]
 
 
 def test_given_methods_replace_the_list() -> None:

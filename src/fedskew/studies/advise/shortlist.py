@@ -29,6 +29,7 @@ ALWAYS = ("fedavg", "fedavgm", "finetune", "local")  # what any method must beat
 GENERAL = ("fedmr", "fedcrc", "fedcd", "fedprox", "scaffold", "feddyn", "fedrod", "fedrep", "ditto", "fedddc", "fedpg")
 LEAST = 8  # methods besides ALWAYS; if the board gives fewer, GENERAL fills up
 NEAREST, PER_TASK = 2, 6  # tasks of the board, and methods taken from each
+FAR = 0.25  # from here on a task's skew is another one, and its leaders say nothing about these data
 # figures in which tasks are compared, each brought to about 0 to 1
 SCALES: Mapping[str, Callable[[float], float]] = {
     "total_variation": float,
@@ -85,7 +86,7 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True):
     task: str
     title: str
     distance: float  # root mean square difference of the skew figures, each about 0 to 1; 0: the same
-    goal: str  # key of the figure that the board orders by
+    goal: str  # key of the figure that its methods are ordered by here
     rows: list[Row]
 
 
@@ -114,7 +115,8 @@ def make_shortlist(
     net: how to build the net, the shape of a sample and the number of classes, to measure costs with.
     given: the user's own choice of methods, in place of the board's.
     """
-    near = nearest(skew, tasks)[:NEAREST]
+    known = nearest(skew, tasks, goal)[:NEAREST]
+    near = [n for n in known if n.distance < FAR]
     wanted = dict.fromkeys(ALWAYS, "always raced")
     if given:
         note = "The methods were given, not chosen by fedskew."
@@ -124,6 +126,11 @@ def make_shortlist(
         note = f"The nearest tasks of the board are {titles}."
         for n in near:
             wanted |= {row.method: f"led on {n.task}" for row in n.rows if row.method not in wanted}
+    elif known:
+        note = (
+            f"The board has no task like these data (the nearest is {known[0].task}, {known[0].title}, distance "
+            f"{known[0].distance:.2f}): the list is a general one, the same for any skew."
+        )
     else:
         note = "The board has no evidence yet: the list is a general one, the same for any skew."
     if not given:
@@ -163,8 +170,8 @@ def _unusable(
         return str(error).rstrip(".")
 
 
-def nearest(skew: Mapping[str, float | None], tasks: Sequence[Task]) -> list[Neighbour]:
-    """The board's tasks, nearest first, each with the methods that lead there.
+def nearest(skew: Mapping[str, float | None], tasks: Sequence[Task], goal: Goal) -> list[Neighbour]:
+    """The board's tasks, nearest first, each with the methods that lead there by the goal's kind of model.
 
     A figure that one of the two does not have is left out of their distance.
     """
@@ -176,13 +183,25 @@ def nearest(skew: Mapping[str, float | None], tasks: Sequence[Task]) -> list[Nei
             if (ours := skew.get(key)) is not None and (theirs := task.skew.get(key)) is not None
         ]
         distance = math.sqrt(sum(gap * gap for gap in gaps) / len(gaps)) if gaps else math.inf
-        found.append(Neighbour(task=task.name, title=task.title, distance=distance, goal=task.goal, rows=leaders(task)))
+        key = "personal" if goal.model == "own" else task.goal
+        rows = leaders(task, goal)
+        found.append(Neighbour(task=task.name, title=task.title, distance=distance, goal=key, rows=rows))
     return sorted(found, key=lambda n: n.distance)
 
 
-def leaders(task: Task) -> list[Row]:
-    """The methods of a task that can be raced and were best there, best first. Those that diverged are left out."""
-    known = [row for row in task.rows if row.method.partition(":")[0] in REGISTRY]
-    usable = [row for row in known if row.value is not None and not row.failed]
-    federated = [row for row in usable if not method_of(row.method).pooled and row.method not in ALWAYS]
-    return sorted(federated, key=lambda row: -(row.value or 0.0))[:PER_TASK]
+def leaders(task: Task, goal: Goal) -> list[Row]:
+    """The methods of a task that can be raced and were best there, best first. Those that diverged are left out.
+
+    What was best is asked of the clients' own models, or of the global model, as the goal is.
+    """
+    known = [row for row in task.rows if row.method.partition(":")[0] in REGISTRY and not row.failed]
+    federated = [row for row in known if not method_of(row.method).pooled and row.method not in ALWAYS]
+    found = [(value, row) for row in federated if (value := evidence_of(row, goal.model == "own")[0]) is not None]
+    return [row for _, row in sorted(found, key=lambda pair: -pair[0])[:PER_TASK]]
+
+
+def evidence_of(row: Row, own: bool) -> tuple[float | None, float | None, float | None]:
+    """(value, difference to tuned FedAvg, half of its interval): of clients' own models, or of the task's figure."""
+    if own:
+        return row.figures.get("personal"), row.own_over, row.own_margin
+    return row.value, row.over, row.margin
