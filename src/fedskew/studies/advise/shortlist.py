@@ -29,7 +29,7 @@ ALWAYS = ("fedavg", "fedavgm", "finetune", "local")  # what any method must beat
 GENERAL = ("fedmr", "fedcrc", "fedcd", "fedprox", "scaffold", "feddyn", "fedrod", "fedrep", "ditto", "fedddc", "fedpg")
 LEAST = 8  # methods besides ALWAYS; if the board gives fewer, GENERAL fills up
 NEAREST, PER_TASK = 2, 6  # tasks of the board, and methods taken from each
-FAR = 0.25  # from here on a task's skew is another one, and its leaders say nothing about these data
+FAR = 0.15  # from here on a task's skew is another one, and its leaders say nothing about these data
 # figures in which tasks are compared, each brought to about 0 to 1
 SCALES: Mapping[str, Callable[[float], float]] = {
     "total_variation": float,
