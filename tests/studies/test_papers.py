@@ -89,6 +89,17 @@ def test_a_method_that_the_paper_has_behind_must_be_behind() -> None:
     assert judged([raised(FLAT, 9.0)], [FLAT], **behind) == ("not reproduced", "the other way round")
 
 
+def test_a_method_is_faster_if_it_reaches_the_final_level_of_the_baseline_in_fewer_rounds() -> None:
+    """The baseline needs its 8 rounds for 60. The method is at 61 from round 3 on; a lucky round does not count."""
+    baseline = [30.0, 40, 50, 60, 60, 60, 60, 60]
+    fast = [10.0, 30, 61, 61, 61, 61, 61, 61]
+    speed = {"rounds": True, "paper": None}
+    assert judged([fast], [baseline], **speed)[0] == "reproduced"  # 3 of 8
+    assert judged([fast], [baseline], **speed | {"paper": (1.0, 20.0)})[0] == "direction only"  # 5 saved, not 10 of 19
+    lucky = [75.0, 30, 40, 50, 55, 59, 59, 59]
+    assert judged([lucky], [baseline], **speed) == ("not reproduced", "no larger than the noise")  # never: 9 of 8
+
+
 def test_a_claim_without_its_runs_has_no_verdict() -> None:
     found = judge(Claim(where="Table 1", claim="is ahead", method=["m0"], baseline=["b0"]), {})
     assert (found.verdict, found.why) == ("not run", "waits for m0, b0")

@@ -26,7 +26,9 @@ A gain is **reproduced** if it has the paper's sign, is larger than the noise an
 **direction only** if it is smaller than that; **not reproduced** if it is not larger than the noise. It **cannot be
 tested** where the data are not available, or where a reduced run's baseline ends near chance or still rises. The noise
 is the 95 % interval of the paired differences over seeds; with one seed, twice the standard deviation between the last
-five evaluations. The rules are in [papers.py](../src/fedskew/studies/papers.py).
+five evaluations. Claims on speed compare rounds: the first from which the mean of five evaluations is at the
+baseline's final level, beside all rounds of the baseline. The rules are in
+[papers.py](../src/fedskew/studies/papers.py).
 """
 
 
@@ -81,6 +83,7 @@ def remarks(found: Sequence[Judged]) -> list[str]:
         parts = [
             f"Reduced: {claim.scale}." if claim.scale else "The paper's own scale." if claim.method else "",
             "Mean of the last five evaluations." if claim.last_five else "",
+            "Rounds until the baseline's final accuracy." if claim.rounds else "",
             f"Controls: {controls}." if controls else "",
             claim.note,
         ]

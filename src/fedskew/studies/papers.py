@@ -25,6 +25,7 @@ from fedskew.studies.convergence import LAST, last_mean, unsettled_curve
 from fedskew.studies.ranking import margin
 
 SCHEMA = 1
+Curve = Sequence[tuple[int, float]]  # (round from 1, percent), one entry per evaluation
 HALF = 0.5  # a gain of at least this share of the paper's is reproduced
 
 
@@ -119,6 +120,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     figure: str = "global"  # of the method; a key of evaluation.figures.ACCURACIES
     baseline_figure: str = ""  # of the baseline, if it is another one
     last_five: bool = False  # compare means of the last five evaluations instead of the last round
+    rounds: bool = False  # compare the rounds until the baseline's final accuracy is reached; fewer is ahead
     controls: dict[str, list[str]] = {}  # further columns, by their words: cells, one per seed
     scale: str = ""  # what is smaller than in the paper; "": nothing, so the baseline need not be flat
     untested: str = ""  # why nothing was run, or why what was run cannot decide
@@ -172,10 +174,17 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> Judged:
         why = claim.untested or ("waits for " + ", ".join(missing) if missing else "")
         return Judged(claim, "cannot be tested" if claim.untested else "not run", why, None, None, None, 0, {})
     figures = claim.figure, claim.baseline_figure or claim.figure
-    method, baseline = (
-        [_value(cells[name], figure, claim.last_five) for name in group]
-        for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
-    )
+    if claim.rounds:
+        pairs = list(zip(claim.method, claim.baseline, strict=True))
+        method = [
+            rounds_to_level(cells[name].curves[figures[0]], cells[base].curves[figures[1]]) for name, base in pairs
+        ]
+        baseline = [float(cells[name].rounds) for name in claim.baseline]
+    else:
+        method, baseline = (
+            [_value(cells[name], figure, claim.last_five) for name in group]
+            for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
+        )
     differences = [a - b for a, b in zip(method, baseline, strict=True)]
     gain, margin = statistics.mean(differences), _margin(claim, cells, differences, figures)
     controls = {
@@ -199,14 +208,36 @@ def _verdict(claim: Claim, cells: Mapping[str, Cell], gain: float, margin: float
     if paper is not None and abs(paper) < 0.5:
         tie = abs(gain) <= max(margin, 1.0)
         return ("reproduced", "a tie in both") if tie else ("not reproduced", "a tie in the paper")
-    wanted = gain if paper is None or paper > 0 else -gain
+    wanted = gain if (not claim.rounds if paper is None else paper > 0) else -gain
     if wanted <= margin:
         return "not reproduced", "no larger than the noise" if abs(gain) <= margin else "the other way round"
     if paper is None:
         return "reproduced", "in direction; the paper gives no number"
     if wanted < HALF * abs(paper):
         return "direction only", "less than half of the paper's gain"
-    return "reproduced", f"within {abs(gain - paper):.1f} points of the paper's gain"
+    return "reproduced", f"within {abs(gain - paper):.1f} {'rounds' if claim.rounds else 'points'} of the paper's gain"
+
+
+def rounds_to_level(curve: Curve, baseline: Curve) -> float:
+    """The first round at which a run is at the final level of another; one evaluation past its end if it never is.
+
+    The level is the mean of the other's last five evaluations. A run is at it when the mean of that evaluation and the
+    four after it is: a single lucky evaluation does not count.
+
+    >>> rounds_to_level([(10, 40.0), (20, 71.0), (30, 70.0), (40, 70.0), (50, 70.0), (60, 70.0)], [(60, 70.0)])
+    20.0
+    """
+    level = last_mean([value for _, value in baseline])
+    values = [value for _, value in curve]
+    for i in range(max(1, len(curve) - LAST + 1)):
+        if statistics.mean(values[i : i + LAST]) >= level:
+            return float(curve[i][0])
+    return float(curve[-1][0] + _spacing(curve))
+
+
+def _spacing(curve: Curve) -> int:
+    """Rounds between the last two evaluations."""
+    return curve[-1][0] - curve[-2][0] if len(curve) > 1 else curve[-1][0]
 
 
 def _value(cell: Cell, figure: str, last_five: bool) -> float:
@@ -220,6 +251,8 @@ def _margin(claim: Claim, cells: Mapping[str, Cell], differences: Sequence[float
     over_seeds = margin(differences)
     if over_seeds is not None:
         return over_seeds
+    if claim.rounds:
+        return float(_spacing(cells[claim.method[0]].curves[figures[0]]))
     tails = [
         [value for _, value in cells[group[0]].curves[figure][-LAST:]]
         for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
