@@ -89,7 +89,10 @@ def client_rows(result: Result) -> list[list[str]]:
     rows = []
     for number, row in result.clients.items():
         found = row.global_ or row.personal
-        values = [found.accuracy, found.balanced_accuracy, found.macro_f1, found.auroc]
+        by_class = [found.balanced_accuracy, found.macro_f1, found.auroc]
+        if found.auroc is None:  # all its test samples are of one class: 100 % here would say nothing of the others
+            by_class = [None] * 3
+        values = [found.accuracy, *by_class]
         rows.append([result.sites[int(number)], str(row.samples), *map(percent, values)])
     return rows
 
