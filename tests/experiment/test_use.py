@@ -106,7 +106,9 @@ def test_a_table_is_predicted_from_its_file_as_the_run_recorded(tmp_path: Path, 
     source = Path(fs.__file__).parent / "data" / "sources" / "heart.csv"
     held_out = load_rows(source)
     (tmp_path / "new.csv").write_text(held_out)
-    again = fedskew("predict", str(tmp_path / "run"), "--data", f"{tmp_path}/new.csv?label=disease", "--json").json()
+    again = fedskew(
+        "predict", str(tmp_path / "run"), "--data", f"{tmp_path}/new.csv?label=disease&owner=hospital", "--json"
+    ).json()
     assert again["accuracy"] == said["accuracy"]
 
 

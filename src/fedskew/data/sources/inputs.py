@@ -9,7 +9,7 @@ import numpy as np
 
 from fedskew.core.settings import UsageError, build
 from fedskew.data.dataset import Array, DataSet, as_images
-from fedskew.data.sources.csv import read_rows
+from fedskew.data.sources.csv import Columns, read_rows
 from fedskew.data.sources.formats import reading
 from fedskew.data.sources.loading import SOURCES, load
 from fedskew.data.sources.user_data import SUFFIXES, TABLES, ImageFolder, NoOptions, path_and_options, pixels_of
@@ -32,15 +32,11 @@ class Inputs:
     labels: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Options of a table of new samples. `label`: the column of their classes; "": they are not known."""
-
-    label: str = ""
-
-
 def read_inputs(text: str, shape: tuple[int, ...], table: Preparation | None, folder: Path | None = None) -> Inputs:
     """The samples at a path (options follow after "?"), or those of the test part of a named data set.
+
+    A table may be named as it was for training: of its options only `label` counts, the column of the classes where
+    they are known. The model says which other columns it takes.
 
     shape: of an input, for images (channels, height, width). table: of a model that takes rows of a table.
     folder: where named data sets are; None: the default folder.
@@ -58,7 +54,7 @@ def read_inputs(text: str, shape: tuple[int, ...], table: Preparation | None, fo
     if path.suffix in TABLES:
         if table is None:
             raise UsageError(f"{path} is a table, but the model was not trained on one.")
-        x, labels = read_rows(path, table.columns, build(Rows, options, str(path)).label)
+        x, labels = read_rows(path, table.columns, build(Columns, options, str(path)).label)
         return Inputs(x, _numbered(x), labels)
     raise UsageError(f"{path} is invalid as data: expected a folder of images, an .npz or a .csv file.")
 
