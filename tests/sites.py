@@ -97,8 +97,10 @@ def served(
     """A run between played sites, not begun; its directory is `folder`/run."""
     experiment = replace(experiment, data=few_digits(folder)) if experiment.data == "digits" else experiment
     played = Played(nodes if nodes is not None else nodes_in(folder), spoil, named=not hosting.get("open", False))
-    options = {"timeout": 0.5, "patience": 0.5} | {k: v for k, v in hosting.items() if k != "open"}
-    how = Hosting(insecure=True, sites=len(played.nodes), **options)
+    options = {"timeout": 0.5, "patience": 0.5, "sites": len(played.nodes)} | {
+        k: v for k, v in hosting.items() if k != "open"
+    }
+    how = Hosting(insecure=True, **options)
     say = (lambda text: None) if said is None else said.append
     made = Served(experiment, how, folder / "run", say, resume=resume, channel=lambda config, log: played)
     if played.named and not resume:

@@ -2,14 +2,13 @@
 # mypy: ignore-errors
 """Attacks on a real link over HTTP, in Flower's interpreter: run by test_network.py, which reads the JSON it prints.
 
-python attacks.py FOLDER_OF_deploy/flower
+python attacks.py FOLDER_OF_deploy/flower FOLDER_FOR_KEYS
 """
 
 import json
 import os
 import socket
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -54,7 +53,7 @@ def wait(condition, seconds=10.0):
     return bool(condition())
 
 
-folder = Path(tempfile.mkdtemp())
+folder = Path(sys.argv[2])
 made = keys.make({"hosts": [], "sites": ["a", "b"], "days": 1})["sites"]
 for name, pair in made.items():
     (folder / f"{name}.pub").write_text(pair["public"])

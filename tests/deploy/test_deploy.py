@@ -291,9 +291,13 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
     nodes = nodes_in(tmp_path)
     twin = Node(few_digits(tmp_path), States(tmp_path / "twin"), name="north")
     between, _ = served(
-        experiment("fedavg", rounds=1), tmp_path, nodes=[nodes[2], twin, nodes[1], nodes[0]], said=said, open=True
+        experiment("fedavg", rounds=1),
+        tmp_path,
+        nodes=[nodes[2], twin, nodes[1], nodes[0]],
+        said=said,
+        open=True,
+        sites=3,
     )
-    between.hosting = replace(between.hosting, sites=3)
     record = next(iter(between))
     assert between.agreed.sites == ["north", "south", "west"]
     assert record.trained == [0, 1, 2]
@@ -303,8 +307,7 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
 
 def test_a_run_waits_for_its_sites_only_so_long(tmp_path: Path) -> None:
     few = nodes_in(tmp_path)[:1]
-    between, _ = served(experiment("fedavg"), tmp_path, nodes=few, open=True)
-    between.hosting = replace(between.hosting, sites=3)
+    between, _ = served(experiment("fedavg"), tmp_path, nodes=few, open=True, sites=3)
     with pytest.raises(UsageError, match="1 of 3 sites joined within"):
         list(between)
     many, _ = served(

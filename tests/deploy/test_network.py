@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ pytestmark = [
 def attacked() -> dict[str, Any]:
     """What each attack came to."""
     script = Path(__file__).with_name("attacks.py")
-    command = [flower_process.interpreter(), "-P", str(script), str(flower_process.MODULES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [flower_process.interpreter(), "-P", str(script), str(flower_process.MODULES), folder]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

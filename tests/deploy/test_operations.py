@@ -155,7 +155,8 @@ def test_certificates_are_warned_of_a_month_before_they_expire(days: int, words:
 def test_a_server_warns_of_its_certificates_once_a_day(tmp_path: Path) -> None:
     said: list[str] = []
     between, _ = served(FEW, tmp_path, said=said)
-    between.certificates = {"server.crt": (datetime.now(UTC) + timedelta(days=5)).isoformat()}
+    until = (datetime.now(UTC) + timedelta(days=5)).isoformat()
+    between.certificates = certs.Certificates({"server.crt": until})
     list(between)
     assert len([line for line in said if "server.crt expires in" in line]) == 1
 

@@ -31,7 +31,7 @@ def run_command(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs.")] = Path("runs/board"),
     evidence: Evidence = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Also write tasks that are not whole, marked as such.")
+        bool, typer.Option("--partial", help="Also write tasks that are not finished, marked as such.")
     ] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -39,8 +39,8 @@ def run_command(
     """Run the board, cell by cell. Run it again to resume: finished cells are read.
 
     TASK is t0 to t6; default: all, in the order t6 t1 t2 t3 t0 t5 t4. For each method three learning rates are tried
-    on validation data, then it is run with the task's seeds. A task that is whole is written to the evidence that
-    ships with the package.
+    on validation data, then it is run with the task's seeds. The results of a finished task are written as a
+    JSON file to the folder --evidence.
     """
     from fedskew.cli.board_output import run_and_show
 

@@ -123,7 +123,7 @@ def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
 
 
 def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
-    """Balanced accuracy, F1 and AUROC of one of `MODELS` (a start of keys), where its accuracy may mislead."""
+    """Balanced accuracy, F1 and AUROC of one model, where its accuracy may mislead; `start` is its key in `MODELS`."""
     detail: Any = metrics
     for key in MODELS[start][1]:
         detail = getattr(detail, "global_" if key == "global" else key, None)

@@ -94,7 +94,7 @@ def show_comparison(
 
 
 def warnings(runs: Sequence[Compared]) -> list[str]:
-    """What the table hides, such as a class that is never recognised: of each method's first run of that kind."""
+    """What the table hides, such as a class that is never recognised: of each method the first run that has any."""
     found: dict[str, list[str]] = {}
     for run in runs:
         result = run.outcome.result

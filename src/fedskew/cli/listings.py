@@ -51,7 +51,7 @@ def split_command(
 def data_command(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List data sets.
 
-    Says whether each is available, its size and shape, and whether its counts are right.
+    Says whether each is available, its size and shape, and whether it has as many samples as published.
     """
     from fedskew.data.sources.loading import listing
 

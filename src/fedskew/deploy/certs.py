@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,8 +22,6 @@ from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
 
 SOON = 30  # days before the end of a certificate, from which on it is warned of
-
-
 LOCAL = ("localhost", "127.0.0.1")  # hosts of a trial on one machine
 REVOKED = ".revoked"  # what the file of a key is called after it was revoked
 
@@ -128,6 +127,21 @@ def expiry_warning(name: str, until: str) -> str:
         return ""
     when = f"expires in {left} days" if left >= 0 else "has expired"
     return f"warning: {name} {when} ({until[:10]}); see `fedskew certs renew`"
+
+
+class Certificates:
+    """The certificates that a server uses: `until` maps their names to the time until which they are valid."""
+
+    def __init__(self, until: Mapping[str, str]) -> None:
+        self.until = dict(until)
+        self.warned = ""  # day of the last warnings
+
+    def warnings(self) -> list[str]:
+        """Sentences about those that expire soon, once a day; otherwise none."""
+        if self.warned == (today := time.strftime("%F")):
+            return []
+        self.warned = today
+        return [warning for entry in self.until.items() if (warning := expiry_warning(*entry))]
 
 
 def _write(path: Path, text: str) -> None:

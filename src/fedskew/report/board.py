@@ -238,7 +238,7 @@ def rates_text(row: Row) -> str:
 def table(
     columns: Sequence[str], rows: Sequence[tuple[Row, Sequence[Cell]]], *, heat: bool, about: Sequence[str] = ()
 ) -> str:
-    """A table that can be sorted, whose rows say what the filters ask for. All text is escaped."""
+    """A table that can be sorted. Its rows carry the data-* marks that the page's filters read. All text is escaped."""
     heads = []
     for i, column in enumerate(columns):
         title = f' title="{escape(about[i], quote=True)}"' if about and about[i] else ""

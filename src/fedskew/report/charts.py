@@ -56,7 +56,7 @@ def lines(title: str, views: Views, by_class: Views = (), unit: str = "%", most:
 
 
 def recall(c: int) -> Read:
-    """The accuracy of one class, of the model that leads."""
+    """The accuracy of class `c`, of the model that a run is judged by (see `Metrics.leading`)."""
     return lambda metrics: metrics.leading.per_class[c] if metrics.leading and metrics.leading.per_class else None
 
 

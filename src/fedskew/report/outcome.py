@@ -131,7 +131,7 @@ def table_notes(group: Group) -> list[str]:
 
 
 def warnings(group: Group, names: Sequence[str]) -> list[str]:
-    """A sentence per method whose model never recognises some class, about the first finished run of that kind."""
+    """A sentence per method whose model never recognises some class, about its first run that does so."""
     sentences = []
     for name, runs in group.finished.items():
         for run in runs:

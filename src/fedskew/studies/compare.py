@@ -66,7 +66,7 @@ def run_methods(
 
 
 def distinct(methods: Sequence[str]) -> list[str]:
-    """The methods without those that are the same with other words: `fedavg fedavg`, `fedprox fedprox:mu=0.01`.
+    """The methods without repetitions, also in other words: `fedavg fedavg`, `fedprox fedprox:mu=0.01`.
 
     One run must not count as two. The first way of writing a method is kept.
     """
@@ -126,7 +126,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def line_from_dict(line: dict[str, Any]) -> Line:
-    """The line of which this is `Line.as_dict`; raises ValueError if a value is missing or of another type."""
+    """The line that `Line.as_dict` gave; raises ValueError if a value is missing or of another type."""
     figures = {key: {"mean": line[key], "std": line[f"{key}_std"]} for key in FIGURES if f"{key}_std" in line}
     costs = {key: line[key] for key in COMPARED if key in line}
     known = {key: value for key, value in line.items() if key in Line.__struct_fields__}

@@ -1,4 +1,4 @@
-"""Which candidates of a race go on: paired tests over seeds and clients, and a grace for slow starters.
+"""Which candidates of a race go on: paired tests over seeds and clients, and an exception for slow starters.
 
 A candidate is behind the leader if a Wilcoxon signed-rank test of the paired differences, one for each seed and client,
 says so at a false discovery rate of 5 % over all candidates. One seed's clients share a model, so this is a screen, not

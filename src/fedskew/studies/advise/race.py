@@ -3,7 +3,7 @@
 Every method starts with three learning rates and two seeds. After a few rounds most candidates leave (see promotion.py)
 and the others go on, as the same runs with more rounds: rung by rung three times as many. Before the first cut the
 methods that are ahead also try a learning rate beyond the best one if that is at the edge, and two other values of
-their main weight. A method whose rounds depend on their number starts again instead, which the budget pays.
+their main weight. A method whose schedule depends on the number of rounds starts again instead, at the budget's cost.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _try(
     scores: dict[Candidate, list[Score]],
     race: Race,
 ) -> None:
-    """Score a candidate with every seed, if the budget's `share` allows; FedAvg and its like always."""
+    """Score a candidate with every seed, if the budget's `share` allows; methods in ALWAYS are scored anyway."""
     if {candidate.method, str(candidate)} & race.left_out.keys():
         return
     needed = candidate.name in ALWAYS and candidate.lr == scorer.base.training.lr

@@ -192,7 +192,7 @@ def nearest(skew: Mapping[str, float | None], tasks: Sequence[Task], goal: Goal)
 def leaders(task: Task, goal: Goal) -> list[Row]:
     """The methods of a task that can be raced and were best there, best first. Those that diverged are left out.
 
-    What was best is asked of the clients' own models, or of the global model, as the goal is.
+    They are compared by the clients' own models or by the global model, as the goal says.
     """
     known = [row for row in task.rows if row.method.partition(":")[0] in REGISTRY and not row.failed]
     federated = [row for row in known if not method_of(row.method).pooled and row.method not in ALWAYS]

@@ -65,7 +65,7 @@ def verify_cell(cell: str, tasks: Sequence[Task], watch: Watch | None = None, **
 
 
 def _changes(task: Task, source: TaskFile) -> list[str]:
-    """What a result depends on and is not as it was."""
+    """What has changed, of all that a result depends on, since the evidence was written."""
     found = [] if task.cpu == this_cpu() else [f"the CPU is {this_cpu()}, not {task.cpu}"]
     now = versions()
     found += [f"{name} is {now.get(name)}, not {was}" for name, was in task.versions.items() if now.get(name) != was]

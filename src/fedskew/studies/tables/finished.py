@@ -116,7 +116,7 @@ def write_table(table: FinishedTable, folder: Path) -> Path:
 
 
 def _withdraw(table: FinishedTable) -> FinishedTable:
-    """The table without verdicts that rest on a baseline of which nobody checked whether it had converged."""
+    """The table without verdicts that rest on a baseline whose convergence was not checked."""
     base = {cell.row: cell for cell in table.cells if cell.column == table.baseline}
     cells = [
         replace(cell, verdict=UNTESTABLE)

@@ -34,11 +34,11 @@ Departure: D' is sent without labels, ordered by class. With ship=generator, G a
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from msgspec import Meta
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedskew.core.losses import alignment
 from fedskew.core.method import Method, Paper, Update, model_of
@@ -53,8 +53,6 @@ from fedskew.methods._shared.generators import (
     KINDS,
     Distance,
     Generator,
-    anchoring,
-    distance_cross_entropy,
     generator_from,
     new_generator,
     values_of,
@@ -77,24 +75,10 @@ from fedskew.methods._shared.virtual import (
     standardise,
     virtual_labels,
 )
+from fedskew.methods.fedpg.generator_training import PRESETS, GeneratorTraining, Preset, Source, Start
 
 VIRTUAL = "virtual"  # group of the payload: D', or the seed of its noise
-Source = Literal["noise", "generator"]
-Start = Literal["real", "random"]
 BatchSize = Annotated[int, Meta(ge=2)]
-
-
-class Preset(NamedTuple):
-    """Values of the fields that are left None."""
-
-    source: Source
-    start: Start
-    lr: float
-    iterations: int
-    generator_batch: int
-
-
-PRESETS = {"robust": Preset("noise", "real", 3.8e-3, 60, 32), "paper": Preset("generator", "random", 2e-5, 300, 128)}
 
 
 @dataclass(frozen=True)
@@ -198,6 +182,11 @@ class FedPG(Method):
         """Whether virtual images are no longer used in this round."""
         return self.until is not None and round >= self.until
 
+    def generator_training(self) -> GeneratorTraining:
+        """How G and P' are trained, by the settings and the preset."""
+        chosen = Preset(*(self.chosen(field) for field in Preset._fields))
+        return GeneratorTraining(chosen, self.lambda_s, self.anchor, self.tau, self.distance)
+
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
         if self.generates or not self.on or self.ended(0):
@@ -272,7 +261,7 @@ class FedPG(Method):
         last = server[GROUP]["virtual"] if known else None
         values = Tensors({name: t for name, t in server.get(GENERATOR, {}).items() if name != "seed"})
         G = generator_from(make, values) if known else new_generator(make, site.rng)
-        virtual = self.started(P, last, site.rng).to(site.device).requires_grad_()
+        virtual = self.generator_training().started(P, last, site.rng).to(site.device).requires_grad_()
         self.train_generator(site, site.frozen(server).body, G.to(site.device), virtual, P)
         seed = new_seed(site.rng)
         images = {VIRTUAL: Tensors(images=virtual_set(G, self.n_v, seed))} if self.ship == "images" else {}
@@ -281,33 +270,11 @@ class FedPG(Method):
             GROUP: P | {"virtual": virtual.detach().cpu()},
         }
 
-    def started(self, P: Tensors, last: Tensor | None, rng: torch.Generator) -> Tensor:
-        """P' before the round's training."""
-        random, known = torch.randn(P["mean"].shape, generator=rng), P["count"] > 0
-        if self.chosen("start") == "random":
-            return random
-        if last is None:
-            real = P["mean"][known]
-            last = real.mean(0) + real.std(correction=0) * random if len(real) else random
-        return torch.where(known[:, None], P["mean"], last)
+    def train_generator(self, site: Site, f: nn.Module, G: Generator, virtual: Tensor, P: Tensors) -> None:
+        """Eq. 10: train G and P' in place."""
 
-    def train_generator(self, site: Site, f: Any, G: Generator, virtual: Tensor, P: Tensors) -> None:
-        """Eq. 10: train G and P' in place. `fit` has neither this schedule nor training without data."""
-        optimiser = torch.optim.Adam([*G.parameters(), virtual], self.chosen("lr"), betas=(0.5, 0.999), fused=True)
-        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 20, 0.95)
-        real, known = P["mean"].to(site.device), (P["count"] > 0).to(site.device)
-        for _ in range(self.chosen("iterations")):
-            y = torch.randint(site.classes, (self.chosen("generator_batch"),), generator=site.rng).to(site.device)
-            eps = torch.rand(len(y), G.noise, generator=site.rng).to(site.device)
-            optimiser.zero_grad()
-            loss = self.generator_loss(f(self.seen(G(eps, y), site.data)), y, virtual, real, known)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            schedule.step()
+        def features(images: Tensor) -> Tensor:
+            z: Tensor = f(self.seen(images, site.data))
+            return z
 
-    def generator_loss(self, z: Tensor, y: Tensor, virtual: Tensor, P: Tensor, known: Tensor) -> Tensor:
-        """L_G of Eq. 10 for features z of generated images with labels y."""
-        total = distance_cross_entropy(z, y, virtual, self.tau, self.distance)
-        if self.lambda_s:
-            total = total + self.lambda_s * (z - virtual[y]).square().sum(1).mean()
-        return total + anchoring(virtual, P, known, self.tau, self.distance) if self.anchor else total
+        self.generator_training().train(site, features, G, virtual, P)
