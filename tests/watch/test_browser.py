@@ -151,7 +151,7 @@ def test_nothing_overflows_and_everything_can_be_reached_by_keyboard(
             page = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
             assert (page == "rgb(255, 255, 255)") == (mode == "light")
             clickable = "return [...document.querySelectorAll('[onclick], .name, .switch button, .legend button')]"
-            assert driver.execute_script(f"{clickable}.every(e => e.tagName === 'BUTTON' && e.tabIndex === 0)")
+            assert driver.execute_script(f"{clickable}.every(e => e.matches('button, a[href]') && e.tabIndex === 0)")
             before = text_of(driver, "#run h2")
             driver.execute_script("document.querySelectorAll('.name')[1].focus()")
             from selenium.webdriver.common.keys import Keys

@@ -20,8 +20,9 @@ from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.watch import folder as folder_module
 from fedskew.watch.app import snapshot
-from fedskew.watch.folder import Folder, described, run_folders
+from fedskew.watch.folder import Folder, run_folders
 from fedskew.watch.history import History
+from fedskew.watch.watched import Watched, described
 from helpers.made_runs import add_round, make_run, metrics
 from helpers.records import a_result
 
@@ -308,7 +309,7 @@ def test_broken_files_break_neither_the_list_nor_the_page(tmp_path: Path, name: 
 def test_folders_inside_a_run_are_not_searched(tmp_path: Path) -> None:
     path = make_run(tmp_path / "one")
     make_run(path / "clients" / "other")
-    assert list(run_folders(tmp_path)) == [path]
+    assert list(run_folders(tmp_path)) == [(path, Watched)]
 
 
 def test_a_method_is_described_with_its_own_settings_and_stages() -> None:

@@ -16,8 +16,11 @@ from fedskew.experiment.run_directory import CARD
 from fedskew.report import charts
 from fedskew.report.charts import Chart, Values
 from fedskew.report.outcome import VIEWS
-from fedskew.watch.folder import Folder, Row, Watched, short
+from fedskew.watch.entry import Entry, Row, short
+from fedskew.watch.folder import Folder
 from fedskew.watch.history import LOSS, History
+from fedskew.watch.study import Study
+from fedskew.watch.watched import Watched
 
 MOST_POINTS = 10_000  # of all curves of a page together
 FEWEST = 30  # points of one curve, however many there are
@@ -38,8 +41,16 @@ class Names(msgspec.Struct, frozen=True):
     clients: list[str] = []
 
 
-def parts_of(folder: Folder, run: Watched, row: Row) -> tuple[dict[str, Part], bool]:
-    """The parts of a run's page by name, in order, and whether all records are read: if not, ask again at once."""
+def parts_of(folder: Folder, run: Entry, row: Row) -> tuple[dict[str, Part], bool]:
+    """The parts of a page by name, in order, and whether all records are read: if not, ask again at once."""
+    if isinstance(run, Watched):
+        return run_parts(folder, run, row)
+    assert isinstance(run, Study)
+    return run.parts(), True
+
+
+def run_parts(folder: Folder, run: Watched, row: Row) -> tuple[dict[str, Part], bool]:
+    """The parts of a run's page, see `parts_of`."""
     others = by_method(folder.together(run))
     everything = [run, *(one for runs in others.values() for one in runs)]
     end, whole = time.monotonic() + READING, True
