@@ -14,7 +14,7 @@ import pytest
 from fedskew.core.settings import UsageError
 from fedskew.experiment import live
 from fedskew.experiment.config import Experiment
-from fedskew.experiment.live import FAILURE, Lines, append_accuracy, is_locked, last_records
+from fedskew.experiment.live import FAILURE, Lines, append_clients, is_locked, last_records
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.protocol import QuorumLost, Record
@@ -189,15 +189,46 @@ def test_ten_thousand_rounds_become_a_page_of_a_few_hundred_points(tmp_path: Pat
     assert sum(map(len, answer[0].values())) < 1_000_000
 
 
-def test_ten_thousand_clients_become_a_hundred_that_are_recorded_and_thirty_that_are_shown(tmp_path: Path) -> None:
+def test_of_ten_thousand_clients_every_hundredth_and_the_ten_worst_are_recorded(tmp_path: Path) -> None:
+    """Client c has accuracy c / 10,000, but client 4,321 has none right: it is no hundredth, and must be found."""
     path = make_run(tmp_path / "one", rounds=1)
     (path / "client_accuracy.jsonl").unlink()
-    append_accuracy(path, 0, {c: c / 10_000 for c in range(10_000)}, 10_000)
-    assert (path / "client_accuracy.jsonl").stat().st_size < 1000
+    figures = {c: (c / 10_000, 1 - c / 10_000) for c in range(10_000)} | {4_321: (0.0, 9.0)}
+    append_clients(path, 0, figures, 10_000)
+    assert (path / "client_accuracy.jsonl").stat().st_size < 2000
     heat = events(tmp_path)["part-clients"]
-    assert heat["rows"][:3] == ["0", "100", "200"]
-    assert len(heat["rows"]) == 30
-    assert "One client in 100 is recorded" in heat["note"]
+    accuracy, loss = heat["views"]
+    assert accuracy["rows"][:12] == ["0", "4321", "1", "2", "3", "4", "5", "6", "7", "8", "100", "200"]
+    assert loss["rows"][:2] == ["4321", "0"]
+    assert (accuracy["values"][1], loss["values"][0], loss["high"]) == ([0.0], [9.0], 9.0)
+    assert len(accuracy["rows"]) == 30
+    assert "Recorded: 100 of 10,000 clients, every 100th, and the worst of each round." in heat["note"]
+    assert "Shown: the worst 30 of 109 by the last round." in heat["note"]
+
+
+def test_a_client_that_was_not_recorded_in_a_round_has_a_gap_there(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=2)
+    (path / "client_accuracy.jsonl").unlink()
+    good = {c: (0.5, 1.0) for c in range(1_000)}
+    append_clients(path, 0, good, 1_000)
+    append_clients(path, 1, good | {777: (0.1, 3.0)}, 1_000)
+    accuracy, loss = events(tmp_path)["part-clients"]["views"]
+    assert (accuracy["rows"][0], accuracy["values"][0]) == ("777", [None, 10.0])
+    assert (loss["rows"][0], loss["values"][0]) == ("777", [None, 3.0])
+
+
+def test_the_heat_map_of_a_run_of_an_earlier_version_has_no_loss(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=1)
+    (path / "client_accuracy.jsonl").write_text('{"round":0,"step":2,"values":[0.5,null]}\n')
+    heat = events(tmp_path)["part-clients"]
+    assert [(view["name"], view["rows"], view["values"]) for view in heat["views"]] == [("accuracy", ["0"], [[50.0]])]
+
+
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=1)
+    (path / "client_accuracy.jsonl").unlink()
+    append_clients(path, 0, {0: (0.5, float("inf")), 1: (0.25, 2.0)}, 2)
+    assert [view["rows"] for view in events(tmp_path)["part-clients"]["views"]] == [["1", "0"], ["1"]]
 
 
 # runs together

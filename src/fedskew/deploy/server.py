@@ -17,6 +17,7 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.loading import load
+from fedskew.data.split.skew import class_table
 from fedskew.deploy import handshake, profile
 from fedskew.deploy.agreed import FILE, read_agreed
 from fedskew.deploy.certs import expiry_warning
@@ -31,7 +32,7 @@ from fedskew.experiment.assemble import Lineup, assemble, cohort_size_and_quorum
 from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.card import ModelCard, card_of
 from fedskew.experiment.config import Experiment
-from fedskew.experiment.live import write_failure
+from fedskew.experiment.live import write_failure, write_split
 from fedskew.experiment.run_directory import read_settings, versions
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.experiment.skewness import skew_figures
@@ -177,6 +178,7 @@ class Served(BaseRun):
         self.lineup = self._make_lineup()
         assert self.directory is not None
         self.directory.describe(self._card())
+        self._write_split()
         if len(answers) < self.lineup.quorum:
             raise QuorumLost(f"{joined}, {self.lineup.quorum} are needed")
         return self._make_deployment()
@@ -252,7 +254,10 @@ class Served(BaseRun):
         name = self.agreed.sites[client]
         answer = self.roster.answers.get(name)
         if answer is not None and answer.facts is not None:
+            before = self.agreed.counts.get(name)
             self._note_facts(name, answer.facts)
+            if self.agreed.counts.get(name) != before:
+                self._write_split()
         return self.agreed.samples.get(name, 0)
 
     def _note_facts(self, name: str, facts: SiteFacts) -> None:
@@ -260,6 +265,18 @@ class Served(BaseRun):
         self.agreed.samples[name] = facts.samples
         if self.hosting.profile and facts.counts is not None:
             self.agreed.counts[name] = dict(zip(facts.labels, facts.counts, strict=True))
+
+    def _write_split(self) -> None:
+        """Write who has which classes for `fedskew watch`, if that is known: by the split, or as sites told it."""
+        if self.assembled is not None:
+            data = self.assembled.data
+            write_split(self.path, class_table(self.assembled.partition, data.y_train, data.classes))
+        elif self.agreed.counts and self.agreed.task is not None:
+            silent = [name for name in self.agreed.sites if name not in self.agreed.counts]
+            note = "As the sites told it; a class with few samples is told as none."
+            note += f" Not told by {', '.join(silent)}." if silent else ""
+            table = profile.told_table(self.agreed.task.labels, self.agreed.sites, self.agreed.counts)
+            write_split(self.path, table, note)
 
     def _skew(self) -> dict[str, float | None]:
         """How skewed the clients are: by the split, or by what sites told about their labels."""

@@ -79,7 +79,7 @@ def cells(found: dict[str, list[Step]], figure: Figure, note: str) -> dict[str, 
     if not found:
         return None
     steps = [step for of in found.values() for step in of]
-    parts = list(dict.fromkeys(short(s.part) for s in sorted(steps, key=lambda s: (not s.trial, len(s.part), s.part))))[:MOST_PARTS]
+    parts = list(dict.fromkeys(short(step.part) for step in sorted(steps, key=_place)))[:MOST_PARTS]
     rounds = sorted({step.rounds for step in steps} - {0})
     rows = []
     for method, of in list(found.items())[:MOST_LINES]:
@@ -96,6 +96,15 @@ def cells(found: dict[str, list[Step]], figure: Figure, note: str) -> dict[str, 
         "list": [f"{short(s.method)}, {short(s.part)}: {short(s.failed)}" for s in steps if s.failed][:MOST_LINES],
         "list_title": "Failed",
     }
+
+
+def _place(step: Step) -> tuple[bool, str, float]:
+    """Where a run stands in the table: trials first, numbers in their order."""
+    words, _, number = step.part.rpartition(" ")
+    try:
+        return not step.trial, words, float(number)
+    except ValueError:
+        return not step.trial, step.part, 0.0
 
 
 def curves(found: dict[str, list[Step]], figure: Figure) -> charts.Chart | None:

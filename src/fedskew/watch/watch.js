@@ -72,7 +72,7 @@
     const title = make("h3", {}, part.title), body = make("div", { class: part.kind === "table" || part.kind === "facts" ? "" : "chart" });
     const note = make("figcaption");
     at(`part-${name}`).replaceChildren(make("figure", {}, title, body, note));
-    return { body, title, note, update: null };
+    return { body, title, note, kind: part.kind, update: null };
   }
 
   function table(part) {
@@ -85,6 +85,7 @@
   }
 
   function paintPart(name, part) {
+    if (drawn[name] && drawn[name].kind !== part.kind) delete drawn[name];
     const shown = drawn[name] = drawn[name] || frame(name, part);
     shown.title.textContent = part.title;
     shown.note.textContent = part.note || "";
@@ -96,7 +97,7 @@
     } else if (part.kind === "facts") {
       shown.body.replaceChildren(make("ul", { class: "facts" }, ...part.facts.map(([key, value]) => make("li", {}, make("b", {}, key), value))));
     } else if (shown.update) shown.update(part);
-    else shown.update = fedskewCharts.draw(shown.body, part);
+    else if (part.kind !== "text") shown.update = fedskewCharts.draw(shown.body, part);
   }
 
   function forgetParts() {
