@@ -340,7 +340,7 @@ def test_broken_files_break_neither_the_list_nor_the_page(tmp_path: Path, name: 
 def test_folders_inside_a_run_are_not_searched(tmp_path: Path) -> None:
     path = make_run(tmp_path / "one")
     make_run(path / "clients" / "other")
-    assert list(run_folders(tmp_path)) == [(path, Watched)]
+    assert list(run_folders(tmp_path)) == [(str(path), Watched)]
 
 
 def test_a_method_is_described_with_its_own_settings_and_stages() -> None:

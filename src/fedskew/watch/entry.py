@@ -45,7 +45,7 @@ class Entry(ABC):
     group = ""  # what runs that are drawn over each other have in common
 
     def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, readable(name)
+        self.path, self.place, self.name = path, str(path), readable(name)
         self.id = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         self.seen: tuple[Any, ...] = ()
         self.cached: Row | None = None
@@ -53,7 +53,7 @@ class Entry(ABC):
     def stamp(self, name: str) -> tuple[int, int] | None:
         """(size, time of the last change) of one of its files; None if it is no regular file."""
         try:
-            found = os.lstat(self.path / name)
+            found = os.lstat(f"{self.place}{os.sep}{name}")  # a Path of each file would take longer than looking at it
         except OSError:
             return None
         return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None

@@ -22,7 +22,8 @@ from fedskew.watch.watched import Watched
 
 MOST_RUNS = 300  # in the list: those written last
 INTERVAL = 1.0  # seconds between looks at the folder
-PATIENCE = 0.05  # seconds that a first page waits for another thread to be done
+FRESH = 5.0  # seconds for which a new page begins with what was found last; its stream then brings what is new
+PATIENCE = 0.05  # seconds that a new page waits for another thread to be done
 
 
 class Folder:
@@ -37,31 +38,32 @@ class Folder:
             raise UsageError(f"{root} is not a folder: expected a folder of runs.")
         self.runs: dict[str, Entry] = {}
         self.rows: list[Row] = []
-        self.looked = -INTERVAL
+        self.looked = float("-inf")  # when, by the monotonic clock
         self.lock = threading.Lock()
         self.dumped: dict[str, tuple[object, dict[str, str]]] = {}  # what pages were last sent, by run, see app.py
 
     def look(self) -> list[Row]:
         """The runs, the one written last first; looked up at most once in `INTERVAL` seconds."""
         if time.monotonic() - self.looked >= INTERVAL:
-            known = {run.path: run for run in self.runs.values()}
-            found = [known.get(path) or kind(path, self._name(path)) for path, kind in run_folders(self.root)]
+            known = {(run.place, type(run)): run for run in self.runs.values()}
+            found = [known.get(one) or self._entry(*one) for one in run_folders(self.root)]
             self.runs = {run.id: run for run in found}
             self.rows = sorted((run.row() for run in self.runs.values()), key=_order)
             self.looked = time.monotonic()
         return self.rows
 
     def glance(self) -> list[Row]:
-        """The same without waiting: while another thread reads, what was found before."""
-        if not self.lock.acquire(timeout=PATIENCE):
+        """The same, but quickly: what was found in the last seconds, or before another thread began to read."""
+        if time.monotonic() - self.looked < FRESH or not self.lock.acquire(timeout=PATIENCE):
             return self.rows
         try:
             return self.look()
         finally:
             self.lock.release()
 
-    def _name(self, path: Path) -> str:
-        return self.root.name if path == self.root else path.relative_to(self.root).as_posix()
+    def _entry(self, place: str, kind: type[Watched | Study]) -> Watched | Study:
+        path = Path(place)
+        return kind(path, self.root.name if path == self.root else path.relative_to(self.root).as_posix())
 
     def chosen(self, id: str) -> Entry | None:
         """The run or study with this id; the first of the list if there is none; None if the list is empty."""
@@ -79,12 +81,12 @@ def _order(row: Row) -> tuple[bool, bool, float]:
     return not running, not (running and row.unit), -row.written
 
 
-def run_folders(root: Path) -> Iterator[tuple[Path, type[Watched | Study]]]:
-    """The folders of runs and studies in a folder, at any depth. Those inside a run, and links, are not entered."""
+def run_folders(root: Path) -> Iterator[tuple[str, type[Watched | Study]]]:
+    """(path, kind) of the folders of runs and studies in a folder, at any depth. Those inside a run, and links, are not entered."""
     for place, folders, files in os.walk(root, followlinks=False):
         if SETTINGS in files:
             folders.clear()
-            yield Path(place), Watched
+            yield place, Watched
         elif PROGRESS in files:
-            yield Path(place), Study
+            yield place, Study
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -40,12 +40,18 @@
   function paintList() {
     if (!list) return;
     at("folder").textContent = `Runs in ${list.folder}`;
-    const box = at("runs"), place = [box.scrollTop, box.scrollLeft];
+    const box = at("runs"), body = box.querySelector("tbody");
     const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    box.querySelector("tbody").replaceChildren(...list.runs.map(line));
+    list.runs.forEach((run, i) => {
+      const here = body.children[i], key = JSON.stringify([run, left(run), ago(run), row !== null && run.id === row.id]);
+      if (here && here.key === key) return;  // a long list is not laid out anew for one run
+      const made = line(run);
+      made.key = key;
+      here ? here.replaceWith(made) : body.append(made);
+    });
+    while (body.children.length > list.runs.length) body.lastElementChild.remove();
     at("none").hidden = list.runs.length > 0;
-    [box.scrollTop, box.scrollLeft] = place;
-    if (focused) box.querySelector(`[href="${focused}"]`)?.focus({ preventScroll: true });
+    if (focused && !box.contains(document.activeElement)) box.querySelector(`[href="${focused}"]`)?.focus({ preventScroll: true });
     at("more").textContent = list.more ? `${list.more} older runs are not listed.` : "";
   }
 
