@@ -34,9 +34,7 @@ def test_the_folder_is_locked_while_a_study_goes_on_and_says_how_it_ended(tmp_pa
 
 
 @pytest.mark.parametrize(("error", "failed"), [(KeyboardInterrupt, False), (ValueError, True)])
-def test_an_error_is_kept_and_an_interruption_is_none(
-    tmp_path: Path, error: type[BaseException], failed: bool
-) -> None:
+def test_an_error_is_kept_and_an_interruption_is_none(tmp_path: Path, error: type[BaseException], failed: bool) -> None:
     with pytest.raises(error), ProgressWriter(tmp_path, TASK):
         raise error("why")
     assert (tmp_path / FAILURE).exists() is failed

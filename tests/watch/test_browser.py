@@ -129,7 +129,9 @@ def test_the_list_is_there_before_any_script_and_no_request_leaves_the_server(dr
             driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*.js"]})
             driver.get(url)
             assert "2 / 10" in text_of(driver, "#runs tbody tr")
-            assert driver.execute_script("return getComputedStyle(document.querySelector('.state')).borderRadius") != "0px"
+            assert (
+                driver.execute_script("return getComputedStyle(document.querySelector('.state')).borderRadius") != "0px"
+            )
             driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
             driver.get_log("browser")
             driver.get(url)

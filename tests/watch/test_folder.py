@@ -209,7 +209,7 @@ def test_of_ten_thousand_clients_every_hundredth_and_the_ten_worst_are_recorded(
 def test_a_client_that_was_not_recorded_in_a_round_has_a_gap_there(tmp_path: Path) -> None:
     path = make_run(tmp_path / "one", rounds=2)
     (path / "client_accuracy.jsonl").unlink()
-    good = {c: (0.5, 1.0) for c in range(1_000)}
+    good = dict.fromkeys(range(1000), (0.5, 1.0))
     append_clients(path, 0, good, 1_000)
     append_clients(path, 1, good | {777: (0.1, 3.0)}, 1_000)
     accuracy, loss = events(tmp_path)["part-clients"]["views"]

@@ -3,8 +3,8 @@
 Beside the files of run_directory.py, a run writes here what only a viewer needs, small whatever the number of clients:
 
     split.json              samples by client and class, of at most `MOST_CLIENTS` clients
-    client_accuracy.jsonl   one line per evaluated round: accuracy and loss of the same clients' own models, and of those
-                            that do worst in that round
+    client_accuracy.jsonl   one line per evaluated round: accuracy and loss of the same clients' own models, and of
+                            those that do worst in that round
     failure.json            why the run ended with an error; absent if it did not
 
 Reading changes nothing and takes no time from the run. Settings are read as plain values: no method is built from them,

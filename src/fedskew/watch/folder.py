@@ -82,7 +82,7 @@ def _order(row: Row) -> tuple[bool, bool, float]:
 
 
 def run_folders(root: Path) -> Iterator[tuple[str, type[Watched | Study]]]:
-    """(path, kind) of the folders of runs and studies in a folder, at any depth. Those inside a run, and links, are not entered."""
+    """(path, kind) of the runs and studies in a folder, at any depth. Folders inside a run, and links, are left out."""
     for place, folders, files in os.walk(root, followlinks=False):
         if SETTINGS in files:
             folders.clear()

@@ -30,7 +30,9 @@ def page(folder: str, rows: Sequence[Row]) -> str:
 
 def line(row: Row) -> str:
     """One row of the list, without times; as `line` in watch.js."""
-    done = f"{row.round:,}" + (f" / {row.rounds:,}" if row.rounds else "") + (f" {escape(row.unit)}" if row.unit else "")
+    done = (
+        f"{row.round:,}" + (f" / {row.rounds:,}" if row.rounds else "") + (f" {escape(row.unit)}" if row.unit else "")
+    )
     bar = f'<progress max="{row.rounds or 1}" value="{row.round}" aria-label="done"></progress>'
     return (
         f'<tr><td><a class="name" href="#{row.id}">{escape(row.name)}</a></td>'

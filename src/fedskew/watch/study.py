@@ -25,7 +25,8 @@ class Study(Entry):
     def _row(self, locked: bool) -> Row:
         self.progress: StudyProgress = self.read(PROGRESS, StudyProgress) or NOTHING
         now, stamp = self.progress, self.stamp(PROGRESS)
-        state, why = ("finished", "") if now.finished and not locked else self._unfinished(locked)
+        state, why = self._unfinished(locked)
+        state = "finished" if now.finished and not locked else state
         running = state == "running"
         return Row(
             id=self.id,
