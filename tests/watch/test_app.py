@@ -217,6 +217,14 @@ def test_a_server_beside_a_run_tells_of_new_rounds_and_ends(runs: Path) -> None:
             assert (row["round"], row["value"]) == (3, "87.50 %")
 
 
+def test_a_server_that_ends_under_an_open_page_prints_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with watching(runs, Address(port=0)) as url:
+        page = urllib.request.urlopen(f"{url}events", timeout=30)
+        assert page.readline() == b"event: list\n"
+    page.close()
+    assert capfd.readouterr().err == ""
+
+
 def test_pages_that_were_closed_make_room_for_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.watch.app.MOST_STREAMS", 1)
     with watching(runs, Address(port=0)) as url:

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -153,8 +153,15 @@ def same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode(errors="replace"))
 
 
-def make_app(folder: Folder, *, host: str = "127.0.0.1", token: str = "", secure: bool = False) -> Guard:
-    """The application. `host` is the address it listens on; the rest as in `Guard`."""
+def make_app(
+    folder: Folder,
+    *,
+    host: str = "127.0.0.1",
+    token: str = "",
+    secure: bool = False,
+    over: Callable[[], bool] = lambda: False,
+) -> Guard:
+    """The application. `host` is the address it listens on; `over` says that it ends; the rest as in `Guard`."""
     open_streams = [0]
 
     async def first(request: Request) -> Response:
@@ -168,7 +175,7 @@ def make_app(folder: Folder, *, host: str = "127.0.0.1", token: str = "", secure
         if open_streams[0] >= MOST_STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
         return StreamingResponse(
-            stream(folder, request.query_params.get("run", ""), open_streams), media_type="text/event-stream"
+            stream(folder, request.query_params.get("run", ""), open_streams, over), media_type="text/event-stream"
         )
 
     folder.glance()  # what takes longest the first time is done before the first page is asked for
@@ -178,14 +185,16 @@ def make_app(folder: Folder, *, host: str = "127.0.0.1", token: str = "", secure
     return Guard(Starlette(routes=routes), hosts, token, secure)
 
 
-async def stream(folder: Folder, id: str, open_streams: list[int]) -> AsyncIterator[str]:
-    """Server-sent events about the list and one run: first everything, then what changes."""
+async def stream(
+    folder: Folder, id: str, open_streams: list[int], over: Callable[[], bool] = lambda: False
+) -> AsyncIterator[str]:
+    """Server-sent events about the list and one run: first everything, then what changes, until the server ends."""
     sent = {"list": await to_thread.run_sync(dump_list, folder)}  # before anything that takes longer
     spoken = time.monotonic()
     open_streams[0] += 1
     try:
         yield f"event: list\ndata: {sent['list']}\n\n"
-        while True:
+        while not over():
             found, whole = await to_thread.run_sync(snapshot, folder, id)
             for name, text in found.items():
                 if sent.get(name) != text:

@@ -56,23 +56,22 @@ class Study(Entry):
 
 
 def by_method(steps: Sequence[Step], figure: Figure) -> dict[str, list[Step]]:
-    """Steps by method, the best so far first: by rounds, as of a race, then by the mean over seeds."""
+    """Steps by method, the best so far first: by rounds, as of a race, by finished seeds, then by their mean."""
     found: dict[str, list[Step]] = {}
     for step in steps:
         found.setdefault(short(step.method), []).append(step)
     sign = 1 if figure.better == "higher" else -1
 
-    def key(method: str) -> tuple[bool, int, float]:
-        mean = mean_of(found[method])
-        return mean is None, -max(step.rounds for step in found[method]), -sign * (mean or 0.0)
+    def key(method: str) -> tuple[int, int, float]:
+        values = seeds_of(found[method])
+        return -max(step.rounds for step in found[method]), -len(values), -sign * sum(values) / (len(values) or 1)
 
     return {method: found[method] for method in sorted(found, key=key)}
 
 
-def mean_of(steps: Sequence[Step]) -> float | None:
-    """The mean over the runs that are more than trials; None if there is none."""
-    values = [step.value for step in steps if step.value is not None and not step.trial]
-    return statistics.fmean(values) if values else None
+def seeds_of(steps: Sequence[Step]) -> list[float]:
+    """The values of the finished runs that are more than trials."""
+    return [step.value for step in steps if step.value is not None and not step.trial]
 
 
 def cells(found: dict[str, list[Step]], figure: Figure, note: str) -> dict[str, Any] | None:
@@ -82,18 +81,20 @@ def cells(found: dict[str, list[Step]], figure: Figure, note: str) -> dict[str, 
     steps = [step for of in found.values() for step in of]
     parts = list(dict.fromkeys(short(step.part) for step in sorted(steps, key=_place)))[:MOST_PARTS]
     rounds = sorted({step.rounds for step in steps} - {0})
+    whole = max(len(seeds_of(of)) for of in found.values())  # means over fewer seeds could not be compared
     rows = []
     for method, of in list(found.items())[:MOST_LINES]:
         texts = {short(step.part): "failed" if step.value is None else figure.text(step.value) for step in of}
         reached = [str(max(step.rounds for step in of) or "")] if len(rounds) > 1 else []
-        rows.append([method, *reached, *(texts.get(part, "") for part in parts), figure.text(mean_of(of))])
+        mean = figure.text(statistics.fmean(values)) if len(values := seeds_of(of)) == whole > 0 else ""
+        rows.append([method, *reached, *(texts.get(part, "") for part in parts), mean])
     unit = f", in {figure.unit}" if figure.unit else ""
     return {
         "kind": "table",
         "title": f"Finished runs: {figure.words}{unit}",
         "columns": ["method", *(["rounds"] if len(rounds) > 1 else []), *parts, "mean over seeds"],
         "rows": rows,
-        "note": f"Best so far first. {short(note)}",
+        "note": f"Most finished seeds first, then by their mean, which needs all of them. {short(note)}",
         "list": [f"{short(s.method)}, {short(s.part)}: {short(s.failed)}" for s in steps if s.failed][:MOST_LINES],
         "list_title": "Failed",
     }
