@@ -12,6 +12,7 @@ import filelock
 import pytest
 
 from fedskew.core.settings import UsageError
+from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment import live
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.live import FAILURE, Lines, append_clients, is_locked, last_records
@@ -153,6 +154,15 @@ def test_late_figures_of_clients_are_shown_in_the_round_they_belong_to(tmp_path:
     add_round(path, 1, before=metrics(0.25), metrics=type(bare)(global_=bare.global_))
     history.update(path, 1.0)
     assert history.values("personal", 100) == {1: 25.0}
+
+
+def test_a_run_whose_last_figures_are_still_to_come_shows_those_before(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", data="sites", split="dirichlet:alpha=0.3,clients=10")
+    add_round(path, 0, metrics=Metrics())
+    add_round(path, 1, before=metrics(0.25), metrics=Metrics())
+    row = Folder(tmp_path).look()[0]
+    assert row.value == "25.00 %"
+    assert row.title == "fedavg on the sites' own data"
 
 
 def test_the_last_records_are_found_without_reading_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,10 @@ const fedskewCharts = (() => {
     const [first, last] = [Math.min(...xs), Math.max(...xs)];
     const x = v => left + (width - left - right) * (last > first ? (v - first) / (last - first) : 0.5);
     const y = v => height - bottom - (height - top - bottom) * (v - low) / (high - low || 1);
-    for (const v of ticks(low, high, 6, false)) {
+    const marks = ticks(low, high, 6, false), digits = Math.ceil(-Math.log10(marks[1] - marks[0]));  // that tell them apart
+    for (const v of marks) {
       add(svg, "line", { class: "grid-line", x1: left, x2: width - right, y1: y(v), y2: y(v) });
-      add(svg, "text", { x: left - 6, y: y(v) + 4, "text-anchor": "end", class: "soft-text" }, shown(v));
+      add(svg, "text", { x: left - 6, y: y(v) + 4, "text-anchor": "end", class: "soft-text" }, shown(v, Math.max(2, Math.min(digits || 2, 9))));
     }
     for (const v of ticks(first, last, Math.min(12, width / 70), true)) {
       add(svg, "text", { x: x(v), y: height - bottom + 18, "text-anchor": "middle", class: "soft-text" }, shown(v, 0));

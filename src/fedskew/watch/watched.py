@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fedskew.core.settings import UsageError
+from fedskew.deploy.messages import OWN_DATA
 from fedskew.evaluation.figures import leading_figure
 from fedskew.experiment.given import method_from, method_table, method_text
 from fedskew.experiment.live import State, last_records, seconds_left
@@ -71,14 +72,15 @@ class Watched(Entry):
         state, why = self._state(locked)
         written = records[1] / 1e9 if records else 0.0
         left = seconds_left(self.rounds, recent) if state == "running" else None
-        evaluated = [record.metrics for record in recent if record.metrics is not None]
+        # between sites, the figures of the last round are still to come
+        evaluated = [m for record in recent if (m := record.metrics) is not None and leading_figure(m) is not None]
         figure = leading_figure(evaluated[-1]) if evaluated else None
         value = f"{figure.text(figure.of(evaluated[-1]))} {figure.unit}".strip() if figure else ""
         data = short(str(self.settings.get("data", "")).rpartition("/")[2])
         return Row(
             id=self.id,
             name=self.name,
-            title=f"{self.method} on {data}, {short(self.settings.get('split', ''))}",
+            title=f"{self.method} on {self._samples(data)}",
             method=self.method,
             data=data,
             seed=self.seed,
@@ -93,6 +95,10 @@ class Watched(Entry):
             value=value,
             written=written,
         )
+
+    def _samples(self, data: str) -> str:
+        """What it trains on, in words. Sites with their own data have no split."""
+        return "the sites' own data" if data == OWN_DATA else f"{data}, {short(self.settings.get('split', ''))}"
 
     def _state(self, locked: bool) -> tuple[State, str]:
         """The state, and why it failed or ended early."""
