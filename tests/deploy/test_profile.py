@@ -131,6 +131,25 @@ def test_a_site_that_refuses_is_named_and_the_others_counts_are_used(tmp_path: P
     assert any("tells the server its label counts, 20 of 20 samples" in note for note in played.nodes[0].notes)
 
 
+def test_the_live_page_shows_the_counts_that_were_told_and_who_told_none(tmp_path: Path) -> None:
+    pytest.importorskip("starlette", reason="the extra `watch` is not installed")
+    from fedskew.watch.app import snapshot
+    from fedskew.watch.folder import Folder
+
+    def split(folder: Path, **options: Any) -> dict[str, Any]:
+        profiled(folder, **options)
+        found: dict[str, Any] = json.loads(snapshot(Folder(folder / "run"), "")[0]["part-split"])
+        return found
+
+    told = split(tmp_path / "told", refusing=(1,))
+    assert (told["columns"], told["rows"]) == (["north", "south", "west"], ["a", "b", "c"])
+    assert told["points"] == [[0, 0, 12], [0, 1, 8], [2, 0, 10], [2, 2, 10]]
+    assert "Not told by south." in told["note"]
+    untold = split(tmp_path / "untold", profile=False)
+    assert untold["kind"] == "text"
+    assert "the sites have not told the server" in untold["note"]
+
+
 def test_small_classes_are_kept_back_and_the_run_says_how_many(tmp_path: Path) -> None:
     """The first site has 2 of class c, so b (8) is kept back too: 10 of 62 samples."""
     between, said, _ = profiled(tmp_path, counts=((12, 8, 2), (0, 8, 12), (10, 0, 10)))

@@ -9,7 +9,7 @@ import msgspec
 import tomli_w
 
 from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
-from fedskew.experiment.live import append_accuracy
+from fedskew.experiment.live import append_clients
 from fedskew.federation.protocol import Record
 from helpers.records import a_record, over_clients
 
@@ -34,10 +34,10 @@ def make_run(path: Path, rounds: int = 0, **settings: Any) -> Path:
 
 
 def add_round(path: Path, round: int, accuracy: float = 0.5, **fields: Any) -> Record:
-    """Append the record of a round (counted from 0) of ten seconds, and two clients' accuracies."""
+    """Append the record of a round (counted from 0) of ten seconds, and two clients' figures."""
     blank: dict[str, Any] = {"seconds": 10.0, "training": {"loss": 1.0}, "metrics": metrics(accuracy)}
     record = a_record(round, **blank | fields)
     with (path / "records.jsonl").open("ab") as file:
         file.write(msgspec.json.encode(record.as_dict()) + b"\n")
-    append_accuracy(path, round, {0: accuracy, 1: accuracy / 2}, 2)
+    append_clients(path, round, {0: (accuracy, 0.5), 1: (accuracy / 2, 2.0)}, 2)
     return record

@@ -16,7 +16,8 @@ from fedskew.methods import REGISTRY
 from fedskew.studies.board import cells, evidence, running, tasks
 from fedskew.studies.board.cells import Trial, do_cell, do_trial
 from fedskew.studies.board.evidence import Task, read_task, shipped, write_task
-from fedskew.studies.board.running import Meter, all_methods, chosen_rate, finished, run_board, run_method
+from fedskew.studies.board.metering import Meter
+from fedskew.studies.board.running import all_methods, chosen_rate, finished, run_board, run_method
 from fedskew.studies.board.statistics import competes, keeps_state, make_task, tally
 from fedskew.studies.board.tasks import TaskFile, load_task, load_tasks
 from fedskew.studies.board.verification import verify_cell

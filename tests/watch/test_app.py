@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import http.client
 import json
 import re
@@ -23,12 +25,13 @@ pytest.importorskip("httpx", reason="httpx is not installed")
 from starlette.testclient import TestClient
 
 from fedskew.core.settings import UsageError
-from fedskew.watch.app import FILES, make_app, stream
+from fedskew.watch.app import SCRIPTS, make_app, stream
 from fedskew.watch.folder import Folder
 from fedskew.watch.server import Address, watching
 from helpers.made_runs import add_round, make_run
 
 TOKEN = "correct horse battery"
+FILES = ("/", *SCRIPTS)
 
 
 @pytest.fixture
@@ -63,7 +66,10 @@ def test_the_page_and_its_files_are_served_and_nothing_else(runs: Path) -> None:
         assert page.get(path).status_code == 200, path
     text = page.get("/").text
     assert not re.search(r"(src|href)=\"(https?:)?//", text)  # nothing from elsewhere
-    assert not re.search(r"<script(?![^>]* src=)|<style|\son\w+=", text)  # nothing inline
+    assert not re.search(r"<script(?![^>]* src=)|\son\w+=|\sstyle=", text)  # nothing inline but the page's own style
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    known = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{known}';" in page.get("/").headers["content-security-policy"]
     for path in ("/records.jsonl", "/one/records.jsonl", "/index.html", "/app.py"):
         assert page.get(path).status_code == 404, path
 
@@ -180,6 +186,21 @@ def test_a_name_cannot_end_an_event_or_become_markup(tmp_path: Path) -> None:
     assert json.loads(found[1].split("data: ", 1)[1])["row"]["data"] == name
 
 
+def test_the_first_response_lists_the_runs_as_text(runs: Path) -> None:
+    make_run(runs / "<img src=x onerror=alert(1)>&", rounds=1, method={"name": "</a><script>alert(1)</script>"})
+    text = client(runs).get("/").text
+    assert ">one</a>" in text
+    assert "2 / 10" in text
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;</a>" in text
+    assert "<img" not in text
+    assert "<script>" not in text
+    assert '<p id="none" hidden>' in text
+
+
+def test_a_folder_without_runs_says_so_in_the_first_response(tmp_path: Path) -> None:
+    assert '<p id="none">No run in this folder yet' in client(tmp_path).get("/").text
+
+
 def test_too_many_open_pages_are_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.watch.app.MOST_STREAMS", 0)
     assert client(runs).get("/events").status_code == 503
@@ -194,6 +215,14 @@ def test_a_server_beside_a_run_tells_of_new_rounds_and_ends(runs: Path) -> None:
             add_round(runs / "one", 2, accuracy=0.875)
             row = next(json.loads(line[6:]) for line in lines if line.startswith(b'data: {"row"'))["row"]
             assert (row["round"], row["value"]) == (3, "87.50 %")
+
+
+def test_a_server_that_ends_under_an_open_page_prints_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with watching(runs, Address(port=0)) as url:
+        page = urllib.request.urlopen(f"{url}events", timeout=30)
+        assert page.readline() == b"event: list\n"
+    page.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_pages_that_were_closed_make_room_for_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

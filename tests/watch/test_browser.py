@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra `watch` is not installed")
 
+from fedskew.experiment.progress import ProgressWriter, Step, StudyProgress
 from fedskew.watch.server import Address, watching
 from helpers.browser import browser
 from helpers.made_runs import add_round, make_run
@@ -120,6 +121,67 @@ def test_hostile_names_and_reasons_are_shown_as_text(driver: Any, runs: Path) ->
         driver.get("about:blank")
 
 
+def test_the_list_is_there_before_any_script_and_no_request_leaves_the_server(driver: Any, runs: Path) -> None:
+    make_run(runs / "one", rounds=2)
+    driver.execute_cdp_cmd("Network.enable", {})
+    try:
+        with watching(runs, Address(port=0)) as url:
+            driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*.js"]})
+            driver.get(url)
+            assert "2 / 10" in text_of(driver, "#runs tbody tr")
+            assert (
+                driver.execute_script("return getComputedStyle(document.querySelector('.state')).borderRadius") != "0px"
+            )
+            driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+            driver.get_log("browser")
+            driver.get(url)
+            until(lambda: "round 2 / 10" in text_of(driver, "#run .summary"))
+            asked = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+            assert {one.removeprefix(url).partition("?")[0] for one in asked} <= {"charts.js", "watch.js", "events"}
+            assert errors_in(driver) == []
+            driver.get("about:blank")
+    finally:
+        driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+
+
+def test_clients_are_shown_by_accuracy_or_loss(driver: Any, runs: Path) -> None:
+    """Client 0 has accuracy .5 and loss .5, client 1 has .25 and 2: client 1 is the worst by both."""
+    make_run(runs / "one", rounds=2)
+    with watching(runs, Address(port=0)) as url:
+        driver.get(url)
+        until(lambda: text_of(driver, "#part-clients svg"))
+        assert "100 %" in text_of(driver, "#part-clients svg")
+        driver.execute_script(
+            "[...document.querySelectorAll('#part-clients button')].find(b => b.textContent === 'loss').click()"
+        )
+        shown = text_of(driver, "#part-clients svg")
+        assert "2.00" in shown
+        assert "%" not in shown
+        assert errors_in(driver) == []
+        driver.get("about:blank")
+
+
+def test_a_board_that_goes_on_is_shown_live_with_hostile_names_as_text(driver: Any, runs: Path) -> None:
+    start = StudyProgress(kind="board", title=f"t9: {HOSTILE}", figure="global", total=4)
+    with watching(runs, Address(port=0)) as url, ProgressWriter(runs / "board" / "t9", start) as writer:
+        driver.get(url)
+        until(lambda: HOSTILE in text_of(driver, "#run h2"))
+        assert text_of(driver, "#run .state") == "running"
+        writer.written = float("-inf")
+        writer.add(Step(method=HOSTILE, part="seed 0", value=0.875, rounds=2, curve=[(1, 0.5), (2, 0.875)]))
+        writer.add(Step(method="fedprox", part="seed 0", value=None, failed=HOSTILE))
+        writer.tell("fedprox seed 1, round 3/9", 2, 4, 90.0)
+        until(lambda: "87.50" in text_of(driver, "#part-cells"))
+        assert "2 / 4 runs" in text_of(driver, "#run .summary")
+        assert "now: fedprox seed 1, round 3/9" in text_of(driver, "#run .summary")
+        assert "time left: 1 min" in text_of(driver, "#run .summary") or "2 min" in text_of(driver, "#run .summary")
+        assert HOSTILE in text_of(driver, "#part-cells .refused")
+        until(lambda: driver.execute_script("return document.querySelectorAll('#part-curves circle').length") == 2)
+        assert driver.execute_script("return window.attacked") is None
+        assert errors_in(driver) == []
+        driver.get("about:blank")
+
+
 def test_a_page_of_another_origin_gets_nothing(driver: Any, runs: Path, tmp_path: Path) -> None:
     """Another port is another origin. Its page cannot read, frame or embed anything of this one."""
     make_run(runs / "one", rounds=1)
@@ -151,7 +213,7 @@ def test_nothing_overflows_and_everything_can_be_reached_by_keyboard(
             page = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
             assert (page == "rgb(255, 255, 255)") == (mode == "light")
             clickable = "return [...document.querySelectorAll('[onclick], .name, .switch button, .legend button')]"
-            assert driver.execute_script(f"{clickable}.every(e => e.tagName === 'BUTTON' && e.tabIndex === 0)")
+            assert driver.execute_script(f"{clickable}.every(e => e.matches('button, a[href]') && e.tabIndex === 0)")
             before = text_of(driver, "#run h2")
             driver.execute_script("document.querySelectorAll('.name')[1].focus()")
             from selenium.webdriver.common.keys import Keys

@@ -12,16 +12,18 @@ import filelock
 import pytest
 
 from fedskew.core.settings import UsageError
+from fedskew.evaluation.metrics import Metrics
 from fedskew.experiment import live
 from fedskew.experiment.config import Experiment
-from fedskew.experiment.live import FAILURE, Lines, append_accuracy, is_locked, last_records
+from fedskew.experiment.live import FAILURE, Lines, append_clients, is_locked, last_records
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.protocol import QuorumLost, Record
 from fedskew.watch import folder as folder_module
 from fedskew.watch.app import snapshot
-from fedskew.watch.folder import Folder, described, run_folders
+from fedskew.watch.folder import Folder, run_folders
 from fedskew.watch.history import History
+from fedskew.watch.watched import Watched, described
 from helpers.made_runs import add_round, make_run, metrics
 from helpers.records import a_result
 
@@ -154,6 +156,15 @@ def test_late_figures_of_clients_are_shown_in_the_round_they_belong_to(tmp_path:
     assert history.values("personal", 100) == {1: 25.0}
 
 
+def test_a_run_whose_last_figures_are_still_to_come_shows_those_before(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", data="sites", split="dirichlet:alpha=0.3,clients=10")
+    add_round(path, 0, metrics=Metrics())
+    add_round(path, 1, before=metrics(0.25), metrics=Metrics())
+    row = Folder(tmp_path).look()[0]
+    assert row.value == "25.00 %"
+    assert row.title == "fedavg on the sites' own data"
+
+
 def test_the_last_records_are_found_without_reading_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(tmp_path / "one", rounds=40) / "records.jsonl"
     monkeypatch.setattr(live, "TAIL", 10)  # shorter than a line: more is read until there is one
@@ -188,15 +199,46 @@ def test_ten_thousand_rounds_become_a_page_of_a_few_hundred_points(tmp_path: Pat
     assert sum(map(len, answer[0].values())) < 1_000_000
 
 
-def test_ten_thousand_clients_become_a_hundred_that_are_recorded_and_thirty_that_are_shown(tmp_path: Path) -> None:
+def test_of_ten_thousand_clients_every_hundredth_and_the_ten_worst_are_recorded(tmp_path: Path) -> None:
+    """Client c has accuracy c / 10,000, but client 4,321 has none right: it is no hundredth, and must be found."""
     path = make_run(tmp_path / "one", rounds=1)
     (path / "client_accuracy.jsonl").unlink()
-    append_accuracy(path, 0, {c: c / 10_000 for c in range(10_000)}, 10_000)
-    assert (path / "client_accuracy.jsonl").stat().st_size < 1000
+    figures = {c: (c / 10_000, 1 - c / 10_000) for c in range(10_000)} | {4_321: (0.0, 9.0)}
+    append_clients(path, 0, figures, 10_000)
+    assert (path / "client_accuracy.jsonl").stat().st_size < 2000
     heat = events(tmp_path)["part-clients"]
-    assert heat["rows"][:3] == ["0", "100", "200"]
-    assert len(heat["rows"]) == 30
-    assert "One client in 100 is recorded" in heat["note"]
+    accuracy, loss = heat["views"]
+    assert accuracy["rows"][:12] == ["0", "4321", "1", "2", "3", "4", "5", "6", "7", "8", "100", "200"]
+    assert loss["rows"][:2] == ["4321", "0"]
+    assert (accuracy["values"][1], loss["values"][0], loss["high"]) == ([0.0], [9.0], 9.0)
+    assert len(accuracy["rows"]) == 30
+    assert "Recorded: 100 of 10,000 clients, every 100th, and the worst of each round." in heat["note"]
+    assert "Shown: the worst 30 of 109 by the last round." in heat["note"]
+
+
+def test_a_client_that_was_not_recorded_in_a_round_has_a_gap_there(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=2)
+    (path / "client_accuracy.jsonl").unlink()
+    good = dict.fromkeys(range(1000), (0.5, 1.0))
+    append_clients(path, 0, good, 1_000)
+    append_clients(path, 1, good | {777: (0.1, 3.0)}, 1_000)
+    accuracy, loss = events(tmp_path)["part-clients"]["views"]
+    assert (accuracy["rows"][0], accuracy["values"][0]) == ("777", [None, 10.0])
+    assert (loss["rows"][0], loss["values"][0]) == ("777", [None, 3.0])
+
+
+def test_the_heat_map_of_a_run_of_an_earlier_version_has_no_loss(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=1)
+    (path / "client_accuracy.jsonl").write_text('{"round":0,"step":2,"values":[0.5,null]}\n')
+    heat = events(tmp_path)["part-clients"]
+    assert [(view["name"], view["rows"], view["values"]) for view in heat["views"]] == [("accuracy", ["0"], [[50.0]])]
+
+
+def test_a_loss_that_is_not_finite_is_a_gap(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "one", rounds=1)
+    (path / "client_accuracy.jsonl").unlink()
+    append_clients(path, 0, {0: (0.5, float("inf")), 1: (0.25, 2.0)}, 2)
+    assert [view["rows"] for view in events(tmp_path)["part-clients"]["views"]] == [["1", "0"], ["1"]]
 
 
 # runs together
@@ -308,7 +350,7 @@ def test_broken_files_break_neither_the_list_nor_the_page(tmp_path: Path, name: 
 def test_folders_inside_a_run_are_not_searched(tmp_path: Path) -> None:
     path = make_run(tmp_path / "one")
     make_run(path / "clients" / "other")
-    assert list(run_folders(tmp_path)) == [path]
+    assert list(run_folders(tmp_path)) == [(str(path), Watched)]
 
 
 def test_a_method_is_described_with_its_own_settings_and_stages() -> None:

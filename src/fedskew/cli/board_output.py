@@ -16,7 +16,8 @@ from fedskew.core.settings import UsageError, unknown
 from fedskew.evaluation.figures import FIGURES, bytes_text, percent
 from fedskew.studies.board import evidence as evidence_module
 from fedskew.studies.board.evidence import Row, Task, read_tasks, shipped, write_task
-from fedskew.studies.board.running import Meter, all_methods, finished, run_board
+from fedskew.studies.board.metering import Meter
+from fedskew.studies.board.running import all_methods, finished, run_board
 from fedskew.studies.board.statistics import make_task, tally
 from fedskew.studies.board.tasks import load_tasks
 from fedskew.studies.compare import distinct

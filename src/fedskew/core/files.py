@@ -12,14 +12,18 @@ from pathlib import Path
 PREFIX = "fedskew-"  # of the names of temporary folders
 
 
-def write_atomically(path: Path, blob: bytes | bytearray) -> None:
-    """Write a file, whole and on disk when this returns. If it fails, on a full disk say, the old file stays."""
+def write_atomically(path: Path, blob: bytes | bytearray, *, durable: bool = True) -> None:
+    """Write a file, whole and on disk when this returns. If it fails, on a full disk say, the old file stays.
+
+    With `durable=False` it may be lost if the machine loses power soon after, but writing takes less time.
+    """
     draft = path.with_name(path.name + ".part")
     try:
         with draft.open("wb") as file:
             file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

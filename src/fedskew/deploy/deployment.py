@@ -45,7 +45,7 @@ class Deployment:
     keep: int = -1  # the earliest round that the server may be resumed from
     scores: list[ClientScore] = field(default_factory=list)  # of the last evaluation
     late: Metrics | None = None  # the clients' metrics of the previous round
-    known: list[tuple[int, dict[int, float]]] = field(default_factory=list)  # see `own_accuracies`
+    known: list[tuple[int, dict[int, tuple[float, float]]]] = field(default_factory=list)  # see `own_figures`
     layouts: dict[str, Layout] = field(default_factory=dict)  # of updates, by stage
     shortened: set[int] = field(default_factory=set)  # clients that shortened an update to a bound of their own
     summary: Summary = field(default_factory=Summary)  # of the last evaluation
@@ -76,7 +76,7 @@ class Deployment:
                     yield self._as_reply(reply)
         if self.pending >= 0:
             self.late = self._metrics(None)
-            self.known.append((self.pending, self.summary.own_accuracies()))
+            self.known.append((self.pending, self.summary.own_figures()))
 
     def _layout(self, round: int, stage: str, broadcast: Payload) -> Layout:
         """The layout of an update in this stage, which bounds what sites may send."""
@@ -143,7 +143,7 @@ class Deployment:
         if round == self.world.rounds - 1:
             self._evaluate_clients(round, broadcast)
         metrics = self._metrics(test)
-        self.known.append((round, self.summary.own_accuracies()))
+        self.known.append((round, self.summary.own_figures()))
         return metrics
 
     def _evaluate_clients(self, round: int, broadcast: Payload) -> None:
@@ -163,7 +163,7 @@ class Deployment:
     def late_metrics(self) -> Metrics | None:
         return self.late
 
-    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
+    def own_figures(self) -> list[tuple[int, dict[int, tuple[float, float]]]]:
         return self.known
 
     def per_client(self) -> dict[str, ClientRow]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fedskew.core.settings import UsageError
 from fedskew.data.sources.loading import load
+from fedskew.data.split.allotment import IntArray
+from fedskew.data.split.skew import class_table
 from fedskew.deploy import handshake, profile
 from fedskew.deploy.agreed import Agreed
 from fedskew.deploy.hosting import Hosting
@@ -127,7 +129,22 @@ class Membership:
         samples = {name: self.agreed.samples.get(name, 0) for name in self.agreed.sites}
         return profile.skew_between(labels, self.agreed.counts, samples)
 
+    def class_counts(self) -> tuple[IntArray, str] | None:
+        """Samples of each client and class, with a note: by the split, or as sites told it; None if unknown."""
+        if self.assembled is not None:
+            data = self.assembled.data
+            return class_table(self.assembled.partition, data.y_train, data.classes), ""
+        if not self.agreed.counts or self.agreed.task is None:
+            return None
+        note = "As the sites told it; a class with few samples is told as none."
+        if silent := self._silent():
+            note += f" Not told by {', '.join(silent)}."
+        return profile.told_table(self.agreed.task.labels, self.agreed.sites, self.agreed.counts), note
+
+    def _silent(self) -> list[str]:
+        """The sites that told no label counts."""
+        return [name for name in self.agreed.sites if name not in self.agreed.counts]
+
     def describe_profile(self) -> str:
         """One line for the operator about the label counts that sites told."""
-        silent = [name for name in self.agreed.sites if name not in self.agreed.counts]
-        return profile.describe(self.skew(), silent)
+        return profile.describe(self.skew(), self._silent())

@@ -55,6 +55,15 @@ def skew_between(
     }
 
 
+def told_table(labels: Sequence[str], sites: Sequence[str], counts: Mapping[str, Counts]) -> npt.NDArray[np.int64]:
+    """Samples [sites, classes] as the sites told them; 0 where one told nothing.
+
+    >>> told_table(["a", "b"], ["north", "south"], {"south": {"b": 7}}).tolist()
+    [[0, 0], [0, 7]]
+    """
+    return np.array([[counts.get(site, {}).get(label, 0) for label in labels] for site in sites], np.int64)
+
+
 def describe(figures: Mapping[str, float | None], silent: Sequence[str]) -> str:
     """One line for the operator: the figures of `skew_between`, and the sites that told no counts."""
     kept = f"; {', '.join(silent)} told none" if silent else ""

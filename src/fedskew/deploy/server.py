@@ -28,7 +28,7 @@ from fedskew.deploy.status import STATUS, SiteStatus, Status, iso_time
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.config import Experiment
-from fedskew.experiment.live import write_failure
+from fedskew.experiment.live import write_failure, write_split
 from fedskew.experiment.run_directory import read_settings, versions
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.federation.cohort import draw_cohort
@@ -163,6 +163,7 @@ class Served(BaseRun):
         self.lineup = membership.lineup()
         assert self.directory is not None
         self.directory.describe(membership.card(self.lineup))
+        self._write_split()
         if len(answers) < self.lineup.quorum:
             raise QuorumLost(f"{membership.joined(answers)}, {self.lineup.quorum} are needed")
         return self._make_deployment()
@@ -192,7 +193,7 @@ class Served(BaseRun):
             request=self._request("work", lineup.world),
             timeout=self.hosting.timeout,
             norm_bound=self.hosting.norm_bound,
-            samples=self.membership.samples,
+            samples=self._samples,
             evaluated=lineup.evaluated,
             newcomers=frozenset(lineup.newcomers),
         )
@@ -200,6 +201,19 @@ class Served(BaseRun):
             deployment.commit(record.round, record.trained)
             deployment.pending = record.round if record.metrics is not None else -1
         return deployment
+
+    def _samples(self, client: int) -> int | None:
+        """The training samples of a client. If its site has told new label counts, viewers get them."""
+        before = dict(self.agreed.counts)
+        samples = self.membership.samples(client)
+        if self.agreed.counts != before:
+            self._write_split()
+        return samples
+
+    def _write_split(self) -> None:
+        """Write who has which classes for `fedskew watch`, if that is known."""
+        if (known := self.membership.class_counts()) is not None:
+            write_split(self.path, *known)
 
     def _cohort(self, round: int) -> list[int]:
         if self.hosting.choose == "all":

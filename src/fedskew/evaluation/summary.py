@@ -165,9 +165,10 @@ class Summary:
             for client, shared, personal in found
         }
 
-    def own_accuracies(self) -> dict[int, float]:
-        """The accuracy of each client's own model, by client number; clients without test samples are left out."""
-        return {client: own.accuracy for client, _, own in [*self.clients.scores(), *self.new.scores()]}
+    def own_figures(self) -> dict[int, tuple[float, float]]:
+        """(accuracy, loss) of each client's own model, by client number; clients without test samples are left out."""
+        rows = [*self.clients.scores(), *self.new.scores()]
+        return {client: (own.accuracy, own.loss / own.samples) for client, _, own in rows}
 
     def confusion(self) -> dict[str, list[list[int]]]:
         """Samples by true (row) and predicted class (column), of each model that was counted.

@@ -16,7 +16,7 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.given import method_text
-from fedskew.experiment.live import append_accuracy, clear_failure, write_failure
+from fedskew.experiment.live import append_clients, clear_failure, write_failure
 from fedskew.experiment.result import Result, result_of
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.experiment.stopping import why_stop
@@ -125,7 +125,7 @@ class BaseRun(ABC):
             ):
                 record = self._judged(record)
                 self._keep(record)
-                self._keep_accuracies(record, federation)
+                self._keep_clients(record, federation)
                 last = (record.round, record.server)
                 if self.directory is not None and self.directory.due(record.round):
                     self.directory.save(*last)
@@ -165,11 +165,11 @@ class BaseRun(ABC):
             self.directory.append(without_server)
         self.records[-1:] = merge_late([*self.records[-1:], without_server])
 
-    def _keep_accuracies(self, record: Record, federation: Federation) -> None:
-        """Add the accuracy of clients' own models to the run's directory, if it became known in this round."""
+    def _keep_clients(self, record: Record, federation: Federation) -> None:
+        """Add the figures of clients' own models to the run's directory, if they became known in this round."""
         if self.directory is not None and (record.metrics is not None or record.before is not None):
-            for round, accuracy in federation.own_accuracies():
-                append_accuracy(self.directory.path, round, accuracy, federation.population)
+            for round, figures in federation.own_figures():
+                append_clients(self.directory.path, round, figures, federation.population)
 
     def _finish(self, server: Payload, federation: Federation, initial: Payload) -> None:
         """Set the result; write it, the global model and the server's state."""

@@ -3,7 +3,8 @@
 Beside the files of run_directory.py, a run writes here what only a viewer needs, small whatever the number of clients:
 
     split.json              samples by client and class, of at most `MOST_CLIENTS` clients
-    client_accuracy.jsonl   one line per evaluated round: the accuracy of the same clients' own models
+    client_accuracy.jsonl   one line per evaluated round: accuracy and loss of the same clients' own models, and of
+                            those that do worst in that round
     failure.json            why the run ended with an error; absent if it did not
 
 Reading changes nothing and takes no time from the run. Settings are read as plain values: no method is built from them,
@@ -13,9 +14,11 @@ so looking at a folder never runs code that its settings name.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +40,7 @@ else:
 State = Literal["running", "stopped", "failed", "finished"]
 SPLIT, ACCURACY, FAILURE, LOCK = "split.json", "client_accuracy.jsonl", "failure.json", ".lock"
 MOST_CLIENTS = MAX_CLIENTS  # of more clients every n-th is written
+WORST = 10  # clients with the lowest accuracy that are written as well then
 QUIET = 600.0  # where locks cannot be tested: seconds without a record after which a run counts as stopped
 MARK = 64  # bytes before the end of what was read, by which a file that was rewritten is recognised
 CHUNK = 1 << 21  # bytes that are read in one go
@@ -51,14 +55,25 @@ class Split(msgspec.Struct, frozen=True):
     step: int  # every so many-th of them is listed; 1: all
     classes: int
     points: list[tuple[int, int, int]]  # (place in the list of clients, class, samples), where there are samples
+    note: str = ""  # what a reader must know
 
 
-class Accuracies(msgspec.Struct, frozen=True):
-    """The accuracy of clients' own models after a round: a line of client_accuracy.jsonl."""
+class ClientFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Clients' own models after a round: a line of client_accuracy.jsonl."""
 
     round: int  # counted from 0
     step: int  # value i is that of client i * step
-    values: list[float | None]  # None: that client was not evaluated
+    values: list[float | None]  # accuracies; None: that client was not evaluated
+    losses: list[float | None] = []  # None: not evaluated, or not finite. [] in files of earlier versions
+    population: int = 0  # how many clients there are; 0 in files of earlier versions
+    # (client, accuracy, loss) of the clients with the lowest accuracy, where not all clients are in `values`
+    worst: list[tuple[int, float | None, float | None]] = []
+
+    def by_client(self) -> dict[int, tuple[float | None, float | None]]:
+        """(accuracy, loss) of every client in this line, by its number."""
+        listed = zip(self.values, [*self.losses, *[None] * len(self.values)], strict=False)
+        worst = {client: (accuracy, loss) for client, accuracy, loss in self.worst}
+        return {i * self.step: pair for i, pair in enumerate(listed)} | worst
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -67,24 +82,37 @@ class Failure(msgspec.Struct, frozen=True):
     why: str
 
 
-def write_split(path: Path, table: npt.NDArray[np.int64]) -> None:
+def write_split(path: Path, table: npt.NDArray[np.int64], note: str = "") -> None:
     """Write split.json of the run in this directory; `table` is [clients, classes]."""
     step = -(-len(table) // MOST_CLIENTS) or 1
     client, label = np.nonzero(table[::step])
     points = np.stack([client, label, table[::step][client, label]], 1).tolist()
-    split = Split(len(table), step, table.shape[1], [(c, y, n) for c, y, n in points])
+    split = Split(len(table), step, table.shape[1], [(c, y, n) for c, y, n in points], note)
     write_atomically(path / SPLIT, msgspec.json.encode(split))
 
 
-def append_accuracy(path: Path, round: int, accuracy: Mapping[int, float], population: int) -> None:
-    """Append a line to client_accuracy.jsonl: `accuracy` by client number, of `population` clients."""
-    if not accuracy:
+def append_clients(path: Path, round: int, figures: Mapping[int, tuple[float, float]], population: int) -> None:
+    """Append a line to client_accuracy.jsonl: (accuracy, loss) by client number, of `population` clients."""
+    if not figures:
         return
     step = -(-population // MOST_CLIENTS) or 1
-    values = [accuracy.get(c) for c in range(0, population, step)]
-    line = Accuracies(round, step, [None if v is None else float(f"{v:.3f}") for v in values])
+    listed = [figures.get(client, (math.nan, math.nan)) for client in range(0, population, step)]
+    lowest = nsmallest(WORST, figures, key=lambda client: figures[client][0]) if step > 1 else []
+    line = ClientFigures(
+        round,
+        step,
+        [_digits(accuracy) for accuracy, _ in listed],
+        [_digits(loss) for _, loss in listed],
+        population,
+        [(client, _digits(figures[client][0]), _digits(figures[client][1])) for client in lowest],
+    )
     with (path / ACCURACY).open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _digits(value: float) -> float | None:
+    """The value with three digits behind the point; None if it is not finite."""
+    return float(f"{value:.3f}") if math.isfinite(value) else None
 
 
 def write_failure(path: Path, error: BaseException) -> None:

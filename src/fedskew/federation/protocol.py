@@ -53,8 +53,8 @@ class Federation(Protocol):
         """Samples by true and predicted class in the last evaluation, see `Summary.confusion`."""
         ...
 
-    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
-        """(round, accuracy of each client's own model by client number), as far as it became known in this round."""
+    def own_figures(self) -> list[tuple[int, dict[int, tuple[float, float]]]]:
+        """(round, (accuracy, loss) of each client's own model by client number), as far as they became known now."""
         ...
 
     def late_metrics(self) -> Metrics | None:

@@ -87,9 +87,10 @@ const fedskewCharts = (() => {
     const [first, last] = [Math.min(...xs), Math.max(...xs)];
     const x = v => left + (width - left - right) * (last > first ? (v - first) / (last - first) : 0.5);
     const y = v => height - bottom - (height - top - bottom) * (v - low) / (high - low || 1);
-    for (const v of ticks(low, high, 6, false)) {
+    const marks = ticks(low, high, 6, false), digits = Math.ceil(-Math.log10(marks[1] - marks[0]));  // that tell them apart
+    for (const v of marks) {
       add(svg, "line", { class: "grid-line", x1: left, x2: width - right, y1: y(v), y2: y(v) });
-      add(svg, "text", { x: left - 6, y: y(v) + 4, "text-anchor": "end", class: "soft-text" }, shown(v));
+      add(svg, "text", { x: left - 6, y: y(v) + 4, "text-anchor": "end", class: "soft-text" }, shown(v, Math.max(2, Math.min(digits || 2, 9))));
     }
     for (const v of ticks(first, last, Math.min(12, width / 70), true)) {
       add(svg, "text", { x: x(v), y: height - bottom + 18, "text-anchor": "middle", class: "soft-text" }, shown(v, 0));
@@ -168,8 +169,10 @@ const fedskewCharts = (() => {
     return [`rgb(${mix})`, 0.299 * mix[0] + 0.587 * mix[1] + 0.114 * mix[2] > 140 ? "#10151a" : "#ffffff"];
   }
 
-  // a heat map; view.values[y][x], null is a gap; chart.low and chart.high are the ends of the colour scale
+  // a heat map; view.values[y][x], null is a gap; low and high, of the view or the chart, are the ends of the colour scale
   function heat(svg, chart, view, width) {
+    const { low, high, unit, digits, reverse } = { ...chart, ...view };
+    const share = at => reverse ? 1 - at : at;
     const xNames = chart.columns, yNames = view.rows || chart.rows;
     const longest = Math.max(...yNames.map(n => n.length)) * LETTER;
     const left = Math.min(longest + 12, width * 0.36), top = chart.x ? 20 : 4;
@@ -181,23 +184,23 @@ const fedskewCharts = (() => {
     view.values.forEach((row, j) => {
       label(svg, rows[j], left - 8, y + tall[j] / 2);
       row.forEach((value, i) => {
-        const [fill, ink] = value === null ? ["", ""] : shade((value - chart.low) / (chart.high - chart.low || 1));
+        const [fill, ink] = value === null ? ["", ""] : shade(share((value - low) / (high - low || 1)));
         const look = value === null ? { class: "gap" } : { fill };
         const cell = add(svg, "rect", { x: left + i * step, y, width: Math.max(step - 1, 0.5), height: tall[j] - 1, ...look });
         const more = view.counts ? ` (${view.counts[j][i].toLocaleString("en")} samples)` : "";
-        cell.onpointermove = event => tip(event, [[`${yNames[j]}, ${xNames[i]}: ${shown(value, chart.digits + 1)} ${chart.unit}${more}`]]);
+        cell.onpointermove = event => tip(event, [[`${yNames[j]}, ${xNames[i]}: ${shown(value, digits + 1)} ${unit}${more}`]]);
         forget(cell);
         if (withText && value !== null) {
           const at = { x: left + (i + 0.5) * step - 0.5, y: y + tall[j] / 2 + 3.5, "text-anchor": "middle" };
-          add(svg, "text", { ...at, style: `fill:${ink};pointer-events:none;font-size:11px` }, fixed(value, chart.digits));
+          add(svg, "text", { ...at, style: `fill:${ink};pointer-events:none;font-size:11px` }, fixed(value, digits));
         }
       });
       y += tall[j];
     });
     y += 4 + columnLabels(svg, xNames, i => left + (i + 0.5) * step, y + 14, step, width);
-    for (let k = 0; k < 60; k++) add(svg, "rect", { x: left + 2 * k, y, width: 2.5, height: 8, fill: shade(k / 59)[0] });
-    add(svg, "text", { x: left - 6, y: y + 8, "text-anchor": "end", class: "soft-text" }, shown(chart.low));
-    add(svg, "text", { x: left + 126, y: y + 8, class: "soft-text" }, `${shown(chart.high)} ${chart.unit}`);
+    for (let k = 0; k < 60; k++) add(svg, "rect", { x: left + 2 * k, y, width: 2.5, height: 8, fill: shade(share(k / 59))[0] });
+    add(svg, "text", { x: left - 6, y: y + 8, "text-anchor": "end", class: "soft-text" }, shown(low));
+    add(svg, "text", { x: left + 126, y: y + 8, class: "soft-text" }, `${shown(high)} ${unit}`);
     svg.setAttribute("viewBox", `0 0 ${width} ${y + 14}`);
     return y + 14;
   }

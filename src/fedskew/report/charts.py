@@ -21,6 +21,7 @@ Read = Callable[[Metrics], float | None]
 Values = Mapping[str, Sequence[Mapping[int, float]]]  # method -> a figure by round (from 1) of each of its runs
 Views = Sequence[tuple[str, Values]]  # (name, what it shows)
 MAX_POINTS = 400  # rounds of a curve; of longer ones every n-th round is drawn
+SPLIT_TITLE = "Who has what: training samples by client and class"
 MAX_BY_CLASS = 30_000  # points of all curves by class together
 
 
@@ -104,7 +105,7 @@ def dots(points: Sequence[Sequence[int]], labels: Sequence[str], clients: Sequen
     sampled = f" (one client in {step} is drawn)" if step > 1 else ""
     return {
         "kind": "dots",
-        "title": f"Who has what: training samples by client and class{sampled}",
+        "title": f"{SPLIT_TITLE}{sampled}",
         "columns": list(clients),
         "rows": list(labels),
         "x": "client",

@@ -6,7 +6,7 @@ page.css and charts.js know nothing about reports, so that other pages can use t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -51,9 +51,13 @@ class Page:
             "charts": data,
             "script": (FOLDER / "charts.js").read_text(),
         }
-        page = (FOLDER / "page.html").read_text()
-        texts = page.split("{{")  # split first: a user's text may contain the name of another part
-        return texts[0] + "".join(parts[name] + rest for name, _, rest in (text.partition("}}") for text in texts[1:]))
+        return filled((FOLDER / "page.html").read_text(), parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its `{{name}}` replaced by the part of that name, which must be safe HTML."""
+    texts = template.split("{{")  # split first: a user's text may contain the name of another part
+    return texts[0] + "".join(parts[name] + rest for name, _, rest in (text.partition("}}") for text in texts[1:]))
 
 
 def html_table(

@@ -2,7 +2,8 @@
 
 Whoever may ask: on a loopback address, pages of this machine's own browsers (the Host header is checked, so that
 another site's name cannot be made to point here); with a token, who has it. No request of another origin is answered.
-The page runs no inline script and loads nothing from elsewhere; a header tells the browser to refuse both.
+The page runs no inline script, has no style but its own and loads nothing from elsewhere; a header tells the browser to
+refuse the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,29 +25,25 @@ from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from fedskew.deploy.status import STATUS
 from fedskew.experiment.live import ACCURACY
 from fedskew.report.page import FOLDER as REPORT
-from fedskew.watch.folder import INTERVAL, MOST_RUNS, Folder, Watched
+from fedskew.watch.entry import Entry, readable
+from fedskew.watch.folder import INTERVAL, MOST_RUNS, Folder
+from fedskew.watch.page import HERE, STYLE_HASH, page
 from fedskew.watch.parts import parts_of
 
-HERE = Path(__file__).parent
-FILES = {
-    "/": (HERE / "index.html", "text/html; charset=utf-8"),
-    "/page.css": (REPORT / "page.css", "text/css; charset=utf-8"),
-    "/watch.css": (HERE / "watch.css", "text/css; charset=utf-8"),
-    "/charts.js": (REPORT / "charts.js", "text/javascript; charset=utf-8"),
-    "/watch.js": (HERE / "watch.js", "text/javascript; charset=utf-8"),
-}
+SCRIPTS = {"/charts.js": (REPORT / "charts.js").read_bytes(), "/watch.js": (HERE / "watch.js").read_bytes()}
 COOKIE = "fedskew_watch"
 ALIVE = 15.0  # seconds after which a stream without news says that it is there
 MOST_STREAMS = 30  # pages that are open at a time
 LOCAL = ("localhost", "127.0.0.1", "::1")
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; "
+    f"style-src '{STYLE_HASH}'; img-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -102,7 +98,7 @@ class Guard:
             return PlainTextResponse("This name is not one of this server's.", 403)
         origin = headers.get("origin")
         site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "")
-        followed_link = scope["path"] == "/" and mode == "navigate"  # the page itself, which holds no data
+        followed_link = scope["path"] == "/" and mode == "navigate"  # the page itself, which that site cannot read
         if (origin is not None and urlsplit_netloc(origin) != headers.get("host")) or (
             site not in ("none", "same-origin") and not followed_link
         ):
@@ -157,35 +153,48 @@ def same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode(errors="replace"))
 
 
-def make_app(folder: Folder, *, host: str = "127.0.0.1", token: str = "", secure: bool = False) -> Guard:
-    """The application. `host` is the address it listens on; the rest as in `Guard`."""
+def make_app(
+    folder: Folder,
+    *,
+    host: str = "127.0.0.1",
+    token: str = "",
+    secure: bool = False,
+    over: Callable[[], bool] = lambda: False,
+) -> Guard:
+    """The application. `host` is the address it listens on; `over` says that it ends; the rest as in `Guard`."""
     open_streams = [0]
 
-    async def file(request: Request) -> Response:
-        path, kind = FILES[request.url.path]
-        return FileResponse(path, media_type=kind)
+    async def first(request: Request) -> Response:
+        rows = await to_thread.run_sync(folder.glance)
+        return HTMLResponse(page(readable(folder.root.name), rows))
+
+    async def script(request: Request) -> Response:
+        return Response(SCRIPTS[request.url.path], media_type="text/javascript")
 
     async def events(request: Request) -> Response:
         if open_streams[0] >= MOST_STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
         return StreamingResponse(
-            stream(folder, request.query_params.get("run", ""), open_streams), media_type="text/event-stream"
+            stream(folder, request.query_params.get("run", ""), open_streams, over), media_type="text/event-stream"
         )
 
-    routes = [Route(path, file, methods=["GET"]) for path in FILES]
-    routes.append(Route("/events", events, methods=["GET"]))
+    folder.glance()  # what takes longest the first time is done before the first page is asked for
+    routes = [Route("/", first, methods=["GET"]), Route("/events", events, methods=["GET"])]
+    routes += [Route(path, script, methods=["GET"]) for path in SCRIPTS]
     hosts = (*LOCAL, host.lower()) if is_loopback(host) else ()
     return Guard(Starlette(routes=routes), hosts, token, secure)
 
 
-async def stream(folder: Folder, id: str, open_streams: list[int]) -> AsyncIterator[str]:
-    """Server-sent events about the list and one run: first everything, then what changes."""
+async def stream(
+    folder: Folder, id: str, open_streams: list[int], over: Callable[[], bool] = lambda: False
+) -> AsyncIterator[str]:
+    """Server-sent events about the list and one run: first everything, then what changes, until the server ends."""
     sent = {"list": await to_thread.run_sync(dump_list, folder)}  # before anything that takes longer
     spoken = time.monotonic()
     open_streams[0] += 1
     try:
         yield f"event: list\ndata: {sent['list']}\n\n"
-        while True:
+        while not over():
             found, whole = await to_thread.run_sync(snapshot, folder, id)
             for name, text in found.items():
                 if sent.get(name) != text:
@@ -228,10 +237,10 @@ def dump_list(folder: Folder) -> str:
 def _dump_list(folder: Folder) -> str:
     rows = folder.look()
     shown = [msgspec.to_builtins(row) for row in rows[:MOST_RUNS]]
-    return dump({"runs": shown, "more": len(rows) - len(shown), "folder": folder.root.name})
+    return dump({"runs": shown, "more": len(rows) - len(shown), "folder": readable(folder.root.name)})
 
 
-def signature(folder: Folder, run: Watched) -> object:
+def signature(folder: Folder, run: Entry) -> object:
     """Changes whenever something that the parts of a run are made of changes."""
     return run.seen, run.stamp(STATUS), run.stamp(ACCURACY), [one.seen for one in folder.together(run)]
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedskew.evaluation.figures import COSTS, FIGURES, leading_figure
 from fedskew.evaluation.metrics import Metrics
 from fedskew.evaluation.rounds import round_costs
-from fedskew.experiment.live import ACCURACY, Accuracies, Lines
+from fedskew.experiment.live import ACCURACY, ClientFigures, Lines
 from fedskew.experiment.run_directory import RECORDS
 from fedskew.federation.protocol import Record, merge_late
 from fedskew.report.charts import recall
@@ -25,15 +25,15 @@ LAST_LOST = 100  # lost updates that are listed
 LOSS = "training loss"
 FEW, KEPT_FIRST = 50, 2000  # records that are all kept; rounds that are kept of a long run
 SHOWN_ROUNDS = 60  # columns of the heat map
-KEPT_ROUNDS = 4096  # evaluated rounds whose accuracies by client are kept; of more, every second one is dropped
+KEPT_ROUNDS = 4096  # evaluated rounds whose figures by client are kept; of more, every second one is dropped
 
 
 class History:
     """The curves and costs of one run. A figure is a column with one value per round, NaN where there is none."""
 
     def __init__(self) -> None:
-        self.records, self.accuracies = Lines(Record), Lines(Accuracies)
-        self.clients: dict[int, Accuracies] = {}  # by round, counted from 0
+        self.records, self.figures = Lines(Record), Lines(ClientFigures)
+        self.clients: dict[int, ClientFigures] = {}  # by round, counted from 0
         self._clear()
 
     def _clear(self) -> None:
@@ -63,7 +63,7 @@ class History:
 
     def _update_clients(self, path: Path, end: float) -> bool:
         while path.is_file() and not path.is_symlink():
-            anew, lines = self.accuracies.read(path)
+            anew, lines = self.figures.read(path)
             if anew:
                 self.clients = {}
             self.clients |= {line.round: line for line in lines}
@@ -138,8 +138,8 @@ class History:
         kept = np.unique([*known[step - 1 :: step].tolist(), *known[-1:].tolist()]).astype(int)
         return dict(zip(np.array(self.rounds)[kept].tolist(), (scale * column[kept]).tolist(), strict=True))
 
-    def shown_clients(self) -> list[Accuracies]:
-        """The accuracies by client of at most about `SHOWN_ROUNDS` rounds that have finished, in order."""
+    def shown_clients(self) -> list[ClientFigures]:
+        """The figures by client of at most about `SHOWN_ROUNDS` rounds that have finished, in order."""
         last = self.rounds[-1] if self.rounds else 0
         known = [line for round, line in sorted(self.clients.items()) if round < last]
         step = -(-len(known) // SHOWN_ROUNDS) or 1

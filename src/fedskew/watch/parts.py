@@ -9,15 +9,19 @@ from typing import Any
 import msgspec
 
 from fedskew.core.settings import UsageError
+from fedskew.deploy.messages import OWN_DATA
 from fedskew.deploy.status import STATUS, Status, read_server_status
 from fedskew.evaluation.figures import COSTS, FIGURES
-from fedskew.experiment.live import SPLIT, Split
+from fedskew.experiment.live import SPLIT, ClientFigures, Split
 from fedskew.experiment.run_directory import CARD
 from fedskew.report import charts
 from fedskew.report.charts import Chart, Values
 from fedskew.report.outcome import VIEWS
-from fedskew.watch.folder import Folder, Row, Watched, short
+from fedskew.watch.entry import Entry, Row, short
+from fedskew.watch.folder import Folder
 from fedskew.watch.history import LOSS, History
+from fedskew.watch.study import Study
+from fedskew.watch.watched import Watched
 
 MOST_POINTS = 10_000  # of all curves of a page together
 FEWEST = 30  # points of one curve, however many there are
@@ -26,6 +30,10 @@ MOST_SEEDS = 10  # of each of them
 MOST_ROWS = 30  # clients in the heat map: those that do worst now
 READING = 0.3  # seconds to read records before the page gets what there is
 FACTS = ("model", "clients_per_round", "rounds", "seed")
+UNTOLD = (
+    "There is no picture: the sites have not told the server how many samples of each class they have. "
+    "`fedskew serve --profile` asks for it; a site answers with `fedskew join --allow-profile`."
+)
 SPENT = ("bytes_up", "bytes_down", "client_seconds", "server_seconds", "seconds", "lost")
 
 Part = dict[str, Any]
@@ -38,8 +46,16 @@ class Names(msgspec.Struct, frozen=True):
     clients: list[str] = []
 
 
-def parts_of(folder: Folder, run: Watched, row: Row) -> tuple[dict[str, Part], bool]:
-    """The parts of a run's page by name, in order, and whether all records are read: if not, ask again at once."""
+def parts_of(folder: Folder, run: Entry, row: Row) -> tuple[dict[str, Part], bool]:
+    """The parts of a page by name, in order, and whether all records are read: if not, ask again at once."""
+    if isinstance(run, Watched):
+        return run_parts(folder, run, row)
+    assert isinstance(run, Study)
+    return run.parts(), True
+
+
+def run_parts(folder: Folder, run: Watched, row: Row) -> tuple[dict[str, Part], bool]:
+    """The parts of a run's page, see `parts_of`."""
     others = by_method(folder.together(run))
     everything = [run, *(one for runs in others.values() for one in runs)]
     end, whole = time.monotonic() + READING, True
@@ -109,43 +125,66 @@ def client_name(client: int, names: Sequence[str]) -> str:
 
 
 def client_heat(history: History, names: Sequence[str]) -> Chart | None:
-    """Clients x rounds: the accuracy of each client's own model; the clients that do worst now come first."""
+    """Clients x rounds: accuracy or loss of each client's own model; the clients that do worst now come first."""
     lines = history.shown_clients()
+    views = [view for k, name in enumerate(("accuracy", "loss")) if (view := heat_view(lines, k, name, names))]
+    if not views:
+        return None
+    recorded, last = views[0]["recorded"], lines[-1]
+    listed, population = len(last.values), max(last.population, len(last.values))
+    of_all = f"Recorded: {listed:,} of {population:,} clients, every {ordinal(last.step)}" if last.step > 1 else ""
+    notes = [f"{of_all}{', and the worst of each round' if last.worst else ''}."] if of_all else []
+    notes += [f"Shown: the worst {MOST_ROWS} of {recorded} by the last round."] if recorded > MOST_ROWS else []
+    notes += ["Worst first, by the last round; personal model on the client's own test part."]
+    chart = charts.heat("Clients by round", [str(line.round + 1) for line in lines], [], [], x="round", y="client")
+    return chart | {"views": views, "note": " ".join(notes)}
+
+
+def heat_view(lines: Sequence[ClientFigures], k: int, name: str, names: Sequence[str]) -> Part | None:
+    """One view of the heat map: figure `k` of `ClientFigures.by_client`; None if no client has it."""
     if not lines:
         return None
-    count, step = max(len(line.values) for line in lines), lines[-1].step
-    columns = [[*line.values, *[None] * (count - len(line.values))] for line in lines]
-    every = [(i, [column[i] for column in columns]) for i in range(count)]
-    rows = [(i, values) for i, values in every if any(v is not None for v in values)]
-
-    def latest(entry: tuple[int, list[float | None]]) -> float:
-        return next((v for v in reversed(entry[1]) if v is not None), 1.0)
-
-    worst = sorted(rows, key=latest)[:MOST_ROWS]
-    notes = ["Worst first, by the last round; personal model on the client's own test part."]
-    notes += [f"Of {len(rows)} recorded clients, the {MOST_ROWS} worst."] if len(rows) > MOST_ROWS else []
-    notes += [f"One client in {step} is recorded."] if step > 1 else []
-    chart = charts.heat(
-        "Accuracy by client and round (%)",
-        [str(line.round + 1) for line in lines],
-        [client_name(i * step, names) for i, _ in worst],
-        [values for _, values in worst],
-        x="round",
-        y="client",
-    )
-    return chart | {"note": " ".join(notes)}
+    columns = [{client: pair[k] for client, pair in line.by_client().items()} for line in lines]
+    values = {client: [column.get(client) for column in columns] for client in columns[-1]}
+    latest = {c: next(v for v in reversed(row) if v is not None) for c, row in values.items() if any_known(row)}
+    worst = sorted(latest, key=lambda c: latest[c] if name == "accuracy" else -latest[c])[:MOST_ROWS]
+    if not worst:
+        return None
+    view: Part = {"name": name, "rows": [client_name(c, names) for c in worst], "recorded": len(latest)}
+    if name == "accuracy":
+        return view | {"values": [[None if v is None else round(100 * v, 1) for v in values[c]] for c in worst]}
+    shown = [values[c] for c in worst]
+    high = max(v for row in shown for v in row if v is not None)
+    # more is worse: the colours are those of a low accuracy
+    return view | {"values": shown, "high": high or 1.0, "unit": "", "digits": 2, "reverse": True}
 
 
-def split(run: Watched, labels: Sequence[str], names: Sequence[str]) -> Chart | None:
-    """Who has which classes; None if that is not known, as between sites with data of their own."""
+def any_known(values: Sequence[float | None]) -> bool:
+    """Whether one of the values is known."""
+    return any(value is not None for value in values)
+
+
+def ordinal(n: int) -> str:
+    """2 gives "2nd", 100 gives "100th".
+
+    >>> [ordinal(n) for n in (2, 3, 11, 21, 100)]
+    ['2nd', '3rd', '11th', '21st', '100th']
+    """
+    return f"{n:,}" + ("th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th"))
+
+
+def split(run: Watched, labels: Sequence[str], names: Sequence[str]) -> Part | None:
+    """Who has which classes; between sites with data of their own that told nobody, why there is no picture."""
     found: Split | None = run.read(SPLIT, Split)
+    if found is None and run.settings.get("data") == OWN_DATA:
+        return {"kind": "text", "title": charts.SPLIT_TITLE, "note": UNTOLD}
     if found is None or not found.points or found.step < 1:
         return None
     count = len(range(0, found.clients, found.step)) if found.clients <= 10**7 else 0
     labels = labels if len(labels) == found.classes else [str(c) for c in range(min(found.classes, 10**4))]
     points = [p for p in found.points if 0 <= p[0] < count and 0 <= p[1] < len(labels)]
     clients = [client_name(c * found.step, names) for c in range(count)]
-    return charts.dots(points, labels, clients, found.step)
+    return charts.dots(points, labels, clients, found.step) | {"note": short(found.note)}
 
 
 def costs(shown: Mapping[str, Sequence[History]]) -> Part | None:

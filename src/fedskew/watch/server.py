@@ -17,6 +17,7 @@ from fedskew.core.settings import UsageError, library
 SHORTEST_TOKEN = 16
 MOST_CONNECTIONS = 200
 STARTING = 15.0  # seconds that the server has to start
+ENDING = 5  # seconds that open pages have to end, which look once a second whether they must
 LINGER = 2.5  # seconds that it stays after a run, so that open pages see the end
 
 
@@ -78,7 +79,14 @@ def make_server(folder: Path, address: Address) -> tuple[Any, socket.socket, str
     from fedskew.watch.folder import Folder
 
     address.check()
-    app = make_app(Folder(folder), host=address.host, token=address.token, secure=address.certs is not None)
+    made: list[Any] = []  # the server, once it is made: streams end by themselves when it stops
+    app = make_app(
+        Folder(folder),
+        host=address.host,
+        token=address.token,
+        secure=address.certs is not None,
+        over=lambda: any(server.should_exit for server in made),
+    )
     tls: dict[str, Any] = {}
     if address.certs:
         tls = {"ssl_certfile": address.certs / "server.crt", "ssl_keyfile": address.certs / "server.key"}
@@ -88,7 +96,7 @@ def make_server(folder: Path, address: Address) -> tuple[Any, socket.socket, str
         access_log=False,
         lifespan="off",
         limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=ENDING,
         server_header=False,
         **tls,
     )
@@ -97,7 +105,8 @@ def make_server(folder: Path, address: Address) -> tuple[Any, socket.socket, str
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"the certificate in {address.certs} cannot be used: {error}.") from None
     listener = address.listen()
-    return uvicorn.Server(config), listener, address.url(listener.getsockname()[1])
+    made.append(uvicorn.Server(config))
+    return made[0], listener, address.url(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

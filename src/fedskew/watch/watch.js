@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const at = id => document.getElementById(id);
-  const TITLES = ["sites", "curves", "loss", "clients", "split", "costs", "lost", "settings"];
+  const TITLES = ["cells", "sites", "curves", "loss", "clients", "split", "costs", "lost", "settings"];
   let source = null, chosen = location.hash.slice(1), list = null, row = null;
   const drawn = {};  // name of a part -> { box, update, title, note }
 
@@ -25,12 +25,11 @@
   const left = run => run.state !== "running" ? "" : run.ends === null ? "not known yet" : run.ends < now() ? "soon" : span(run.ends - now());
   const ago = run => run.written ? `${span(now() - run.written)} ago` : "no round yet";
   const state = run => make("span", { class: `state ${run.state}` }, run.state);
-  const rounds = run => `${run.round.toLocaleString("en")}${run.rounds ? ` / ${run.rounds.toLocaleString("en")}` : ""}`;
+  const rounds = run => `${run.round.toLocaleString("en")}${run.rounds ? ` / ${run.rounds.toLocaleString("en")}` : ""}${run.unit ? ` ${run.unit}` : ""}`;
 
   function line(run) {
-    const name = make("button", { type: "button", class: "name", "data-run": run.id }, run.name);
-    name.onclick = () => { location.hash = run.id; };
-    const bar = make("progress", { max: run.rounds || 1, value: run.round, "aria-label": "rounds done" });
+    const name = make("a", { class: "name", href: `#${run.id}` }, run.name);
+    const bar = make("progress", { max: run.rounds || 1, value: run.round, "aria-label": "done" });
     const cell = (...inside) => make("td", {}, ...inside);
     const text = (...inside) => make("td", { class: "text" }, ...inside);
     return make("tr", { "aria-current": row !== null && run.id === row.id },
@@ -41,14 +40,18 @@
   function paintList() {
     if (!list) return;
     at("folder").textContent = `Runs in ${list.folder}`;
-    const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.run : undefined;
-    const columns = ["run", "state", "round", "leading figure", "time left", "last round", "method", "data", "seed"];
-    const head = make("tr", {}, ...columns.map((name, i) => make("th", [1, 6, 7].includes(i) ? { class: "text", scope: "col" } : { scope: "col" }, name)));
-    const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...list.runs.map(line)));
-    const box = at("runs"), place = [box.scrollTop, box.scrollLeft];
-    box.replaceChildren(list.runs.length ? table : make("p", {}, "No run in this folder yet. It appears here as soon as one starts."));
-    [box.scrollTop, box.scrollLeft] = place;
-    if (focused) box.querySelector(`[data-run="${focused}"]`)?.focus();
+    const box = at("runs"), body = box.querySelector("tbody");
+    const focused = box.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    list.runs.forEach((run, i) => {
+      const here = body.children[i], key = JSON.stringify([run, left(run), ago(run), row !== null && run.id === row.id]);
+      if (here && here.key === key) return;  // a long list is not laid out anew for one run
+      const made = line(run);
+      made.key = key;
+      here ? here.replaceWith(made) : body.append(made);
+    });
+    while (body.children.length > list.runs.length) body.lastElementChild.remove();
+    at("none").hidden = list.runs.length > 0;
+    if (focused && !box.contains(document.activeElement)) box.querySelector(`[href="${focused}"]`)?.focus({ preventScroll: true });
     at("more").textContent = list.more ? `${list.more} older runs are not listed.` : "";
   }
 
@@ -59,22 +62,23 @@
       box.replaceChildren(make("h2"), make("div", { class: "summary" }), make("p", { class: "warning", hidden: "" }),
         ...TITLES.map(name => make("div", { id: `part-${name}` })));
     }
-    box.querySelector("h2").textContent = `${row.method} on ${row.data}, ${row.split}`;
-    const value = row.value ? [make("b", {}, row.value), row.figure] : ["not evaluated yet"];
+    box.querySelector("h2").textContent = row.title;
+    const value = row.value ? [make("b", {}, row.value), row.figure] : [row.unit ? "" : "not evaluated yet"];
     const time = row.state === "running" ? [`time left: ${left(row)}`] : [];
-    box.querySelector(".summary").replaceChildren(...[[state(row)], value, [`round ${rounds(row)}`], time, [`seed ${row.seed}`], [`last round ${ago(row)}`]]
-      .filter(items => items.length).map(items => make("span", {}, ...items.flatMap(item => [item, " "]))));
+    box.querySelector(".summary").replaceChildren(...[[state(row)], value, [row.unit ? rounds(row) : `round ${rounds(row)}`], time, [row.now && `now: ${row.now}`],
+      [row.seed && `seed ${row.seed}`], [row.unit ? `written ${ago(row)}` : `last round ${ago(row)}`]].filter(items => items.some(Boolean))
+      .map(items => make("span", {}, ...items.flatMap(item => [item, " "]))));
     const why = box.querySelector(".warning");
     why.hidden = !row.why;
     why.textContent = row.why;
-    document.title = `${row.state}: ${row.method} – fedskew watch`;
+    document.title = `${row.state}: ${row.unit ? row.title : row.method} – fedskew watch`;
   }
 
   function frame(name, part) {
     const title = make("h3", {}, part.title), body = make("div", { class: part.kind === "table" || part.kind === "facts" ? "" : "chart" });
     const note = make("figcaption");
     at(`part-${name}`).replaceChildren(make("figure", {}, title, body, note));
-    return { body, title, note, update: null };
+    return { body, title, note, kind: part.kind, update: null };
   }
 
   function table(part) {
@@ -87,6 +91,7 @@
   }
 
   function paintPart(name, part) {
+    if (drawn[name] && drawn[name].kind !== part.kind) delete drawn[name];
     const shown = drawn[name] = drawn[name] || frame(name, part);
     shown.title.textContent = part.title;
     shown.note.textContent = part.note || "";
@@ -98,7 +103,7 @@
     } else if (part.kind === "facts") {
       shown.body.replaceChildren(make("ul", { class: "facts" }, ...part.facts.map(([key, value]) => make("li", {}, make("b", {}, key), value))));
     } else if (shown.update) shown.update(part);
-    else shown.update = fedskewCharts.draw(shown.body, part);
+    else if (part.kind !== "text") shown.update = fedskewCharts.draw(shown.body, part);
   }
 
   function forgetParts() {

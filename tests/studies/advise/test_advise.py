@@ -15,6 +15,7 @@ import fedskew
 from fedskew.core.settings import UsageError
 from fedskew.data.sources.loading import load
 from fedskew.experiment.config import read_toml
+from fedskew.experiment.progress import PROGRESS, StudyProgress
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
 from fedskew.studies.advise.advice import warnings
@@ -62,6 +63,16 @@ def test_the_race_looks_at_validation_data_alone(whole: tuple[fedskew.Advice, Pa
     assert {run.evaluation.part for run in runs} == {"validation"}
     assert {run.holdout.validation for run in runs} == {0.2}
     assert {run.seed for run in runs} == {0, 1, 2, 1000, 1001}
+
+
+@pytest.mark.slow
+def test_a_race_leaves_what_every_candidate_scored_for_the_live_page(whole: tuple[fedskew.Advice, Path]) -> None:
+    """Of a candidate and a seed, the score after the most rounds."""
+    kept = msgspec.json.decode((whole[1] / PROGRESS).read_bytes(), type=StudyProgress)
+    assert (kept.kind, kept.finished, kept.figure) == ("advise", True, whole[0].goal)
+    finals = [step for step in kept.steps if step.part == "seed 0"]
+    assert {step.method for step in finals} == {f"{final.method} lr={final.lr:g}" for final in whole[0].finals}
+    assert {step.rounds for step in finals} == {SMALL.rounds}
 
 
 @pytest.mark.slow

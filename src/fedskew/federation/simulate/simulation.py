@@ -200,8 +200,8 @@ class Simulation:
     def late_metrics(self) -> Metrics | None:
         return None  # a simulated client is evaluated in the same round
 
-    def own_accuracies(self) -> list[tuple[int, dict[int, float]]]:
-        return [(self.evaluated_round, self.summary.own_accuracies())]
+    def own_figures(self) -> list[tuple[int, dict[int, tuple[float, float]]]]:
+        return [(self.evaluated_round, self.summary.own_figures())]
 
     def per_client(self) -> dict[str, ClientRow]:
         return self.summary.rows()

@@ -21,6 +21,7 @@ from fedskew.experiment.assemble import Assembled, assemble
 from fedskew.experiment.config import Experiment, Stop
 from fedskew.experiment.machine import pick_device
 from fedskew.experiment.nets import net_maker
+from fedskew.experiment.progress import ProgressWriter, Step, StudyProgress
 from fedskew.federation.protocol import Record
 from fedskew.studies.advise.advice import Advice, Progress, make_advice
 from fedskew.studies.advise.budget import Budget
@@ -28,7 +29,7 @@ from fedskew.studies.advise.finals import run_finals, test_values
 from fedskew.studies.advise.goal import class_counts, is_balanced, read_goal
 from fedskew.studies.advise.profile import profile_of
 from fedskew.studies.advise.race import ETA, run_race, rungs_of
-from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Scorer
+from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Score, Scorer
 from fedskew.studies.advise.shortlist import Limits, make_shortlist
 from fedskew.studies.board.evidence import Task, shipped
 from fedskew.studies.ranking import FEWEST
@@ -102,14 +103,26 @@ def advise(
             clock=clock,
             options=options,
         )
-        scorer.watch = _watcher(scorer, watch, len(shortlist.methods), len(seeds)) if watch is not None else None
+        shown = StudyProgress(
+            kind="advise",
+            title=f"advice on {ready.data.name}, {base.split}",
+            figure=target.figure.key,
+            note=f"On the clients' validation parts; seeds {RACE_SEEDS[0]} and {RACE_SEEDS[1]}: the race.",
+            mark=scorer.state.settings,
+            unit="rounds",
+        )
         if budget.unit == "seconds":
             budget.spent += clock() - began
-        race = run_race(scorer, list(shortlist.methods), base.rounds)
-        finals = run_finals(scorer, race, base.rounds, seeds)
-        tested = test_values(scorer, finals, base.rounds)
-        scorer.save()
-        advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
+        with ProgressWriter(folder, shown) as writer:
+            for score in scorer.scores.values():
+                writer.add(score_step(score))
+            scorer.found = lambda score: writer.add(score_step(score))
+            scorer.watch = _watcher(scorer, watch, writer, len(shortlist.methods), len(seeds))
+            race = run_race(scorer, list(shortlist.methods), base.rounds)
+            finals = run_finals(scorer, race, base.rounds, seeds)
+            tested = test_values(scorer, finals, base.rounds)
+            scorer.save()
+            advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
         if out is not None:
             advice = replace(advice, directory=str(folder), command=_write(advice, folder, options))
     return advice
@@ -189,7 +202,9 @@ def planned_rounds(methods: int, rounds: int, seeds: int) -> int:
     return round(total * len(RACE_SEEDS) + 7 * seeds * rounds)
 
 
-def _watcher(scorer: Scorer, watch: Watch, methods: int, seeds: int) -> Callable[[Candidate, int, Record, int], None]:
+def _watcher(
+    scorer: Scorer, watch: Watch | None, writer: ProgressWriter, methods: int, seeds: int
+) -> Callable[[Candidate, int, Record, int], None]:
     """What the scorer calls after each round: it adds how far the whole is, and how long it will take."""
     total, done, began = planned_rounds(methods, scorer.base.rounds, seeds), scorer.state.done, scorer.clock()
     now = 0
@@ -202,6 +217,20 @@ def _watcher(scorer: Scorer, watch: Watch, methods: int, seeds: int) -> Callable
         if scorer.budget.unit == "seconds":
             ahead = min(ahead, max(scorer.budget.left, 0.0))
         text = f"{candidate} seed {seed} round {record.number}/{rounds}"
-        watch(Progress(min(done + now, total), total, text, ahead))
+        writer.tell(text, min(done + now, total), total, ahead)
+        if watch is not None:
+            watch(Progress(min(done + now, total), total, text, ahead))
 
     return tell
+
+
+def score_step(score: Score) -> Step:
+    """A score as `fedskew watch` shows it: of a candidate and a seed the one after the most rounds."""
+    return Step(
+        method=str(score.candidate),
+        part=f"seed {score.seed}",
+        value=score.value,
+        failed=score.failed,
+        rounds=score.rounds,
+        curve=score.curve,
+    )

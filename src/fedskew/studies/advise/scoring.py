@@ -113,6 +113,7 @@ class Scorer:
     ) -> None:
         self.base, self.goal, self.out, self.budget = base, goal, out, budget
         self.every, self.watch, self.clock, self.options = every, watch, clock, dict(options or {})
+        self.found: Callable[[Score], None] = lambda score: None  # called with every new score
         self.speeds: dict[str, float] = {}  # seconds of a round, by method's name
         self.state = self._restore(fingerprint)
         self.scores: dict[tuple[str, float, int, int], Score] = {}
@@ -236,6 +237,7 @@ class Scorer:
         with (self.out / SCORES).open("ab") as file:
             file.write(msgspec.json.encode(score) + b"\n")
         self._keep(score)
+        self.found(score)
         return score
 
     def forget(self, candidate: Candidate, seeds: Sequence[int], rounds: int) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedskew.experiment.config import method_of
-from fedskew.experiment.run import Run
-from fedskew.federation.protocol import Record
+from fedskew.experiment.progress import Step
 from fedskew.methods import REGISTRY
 from fedskew.studies.board.cells import Cell, Trial, cell_path, do_cell, do_trial, read_kept, trial_path
+from fedskew.studies.board.metering import Meter
 from fedskew.studies.board.tasks import TaskFile
 from fedskew.studies.choice import best_rate, rate_trial
 from fedskew.studies.ranking import BASELINE
@@ -69,82 +68,32 @@ def run_method(task: TaskFile, method: str, folder: Path, meter: Meter, **option
     """
     trials: dict[float, Trial] = {}
     for rate in task.rates:
-        with meter.run(task, f"{task.name} {method} lr {rate:g}") as watch:
+        part = f"lr {rate:g}"
+        with meter.run(task, f"{method} {part}") as watch:
             path = trial_path(folder, method, rate)
             trials[rate] = do_trial(task.cell(method, rate, 0), rate, path, watch, **options)
+            meter.add(trial_step(method, part, trials[rate]))
     best, cells = chosen_rate(task, trials), {}
     for seed in range(task.seeds):
-        with meter.run(task, f"{task.name} {method} seed {seed}") as watch:
+        part = f"seed {seed}"
+        with meter.run(task, f"{method} {part}") as watch:
             if best is not None:
                 path = cell_path(folder, method, seed)
                 cells[seed] = do_cell(task.cell(method, best, seed), path, watch, **options)
+                meter.add(cell_step(method, part, cells[seed], task.goal))
     return Tried(method, trials, best, cells)
 
 
-@dataclass
-class Meter:
-    """Counts runs and estimates the time left.
-
-    A run of a method that is still to come is expected to take what the mean of the finished runs took, in runs of
-    FedAvg on their task (`TaskFile.seconds`), so that a task with larger runs is not underestimated.
-    """
-
-    tasks: Sequence[TaskFile]
-    methods: int
-    say: Callable[[float, int, float, str, str], None]  # (done, of, seconds left, which run, what it is at)
-    done: int = 0
-    spent: float = 0.0  # seconds, in runs that were run now
-    expected: float = 0.0  # seconds these would have taken FedAvg
-    left: float = field(init=False)  # seconds the runs that are left would take FedAvg
-
-    def __post_init__(self) -> None:
-        self.left = sum(self.methods * self.runs_of(task) * task.seconds for task in self.tasks)
-
-    @staticmethod
-    def runs_of(task: TaskFile) -> int:
-        """How many runs a method has on a task."""
-        return len(task.rates) + task.seeds
-
-    @property
-    def total(self) -> int:
-        """How many runs there are in all."""
-        return sum(self.methods * self.runs_of(task) for task in self.tasks)
-
-    def seconds_left(self) -> float:
-        """An estimate; before the first run it assumes that methods cost twice what FedAvg does."""
-        return max(0.0, self.left) * (self.spent / self.expected if self.expected else 2.0)
-
-    def run(self, task: TaskFile, text: str) -> _Metered:
-        """A context in which one run is run or read; it gives what is called after each round."""
-        return _Metered(self, task, text)
+def trial_step(method: str, part: str, trial: Trial) -> Step:
+    """A trial as `fedskew watch` shows it."""
+    return Step(method=method, part=part, value=trial.value, failed=trial.failed, trial=True)
 
 
-class _Metered:
-    """One run that a `Meter` counts. A run that is only read does not count for the estimate."""
-
-    def __init__(self, meter: Meter, task: TaskFile, text: str) -> None:
-        self.meter, self.task, self.text = meter, task, text
-        self.rounds = 0
-
-    def __enter__(self) -> Callable[[Run, Record], None]:
-        self.began = time.monotonic()
-        return self._watch
-
-    def _watch(self, run: Run, record: Record) -> None:
-        self.rounds = record.number
-        self._say(record.number / run.rounds, f"round {record.number}/{run.rounds}")
-
-    def __exit__(self, *error: object) -> None:
-        meter = self.meter
-        meter.done += 1
-        meter.left -= self.task.seconds
-        if self.rounds:
-            meter.spent += time.monotonic() - self.began
-            meter.expected += self.task.seconds
-            self._say(0.0, "done")
-
-    def _say(self, part: float, text: str) -> None:
-        self.meter.say(self.meter.done + part, self.meter.total, self.meter.seconds_left(), self.text, text)
+def cell_step(method: str, part: str, cell: Cell, goal: str) -> Step:
+    """A cell as `fedskew watch` shows it."""
+    curve = [(point.round, v) for point in cell.curve if (v := point.figures.get(goal)) is not None]
+    rounds, value = curve[-1] if curve else (0, None)
+    return Step(method=method, part=part, value=value, failed=cell.failed, rounds=rounds, curve=curve)
 
 
 def run_board(
@@ -154,5 +103,6 @@ def run_board(
     for text in methods:
         method_of(text)  # a mistake shows before the first run
     for task in tasks:
-        for text in methods:
-            yield task, run_method(task, text, out / task.name, meter, **options)
+        with meter.on(task, out / task.name):
+            for text in methods:
+                yield task, run_method(task, text, out / task.name, meter, **options)
