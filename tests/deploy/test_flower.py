@@ -230,6 +230,16 @@ def test_a_site_that_takes_part_waits_for_a_certificate_to_be_renewed(
     assert words in str(made)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_strangers_who_hold_connections_meet_the_limit_of_the_system_not_a_lower_one() -> None:
+    code = (
+        "import resource as r; from fedskew.deploy.flower.connections import allow_many_connections\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (100, r.getrlimit(r.RLIMIT_NOFILE)[1])); allow_many_connections()\n"
+        "assert r.getrlimit(r.RLIMIT_NOFILE)[0] == r.getrlimit(r.RLIMIT_NOFILE)[1] > 100"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # where Flower is
 
 

@@ -176,6 +176,12 @@ def test_work_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.Monke
     time.sleep(0.03)  # the alarm is off
 
 
+def test_an_infinite_time_is_a_limit_that_is_never_reached() -> None:
+    """`seconds = inf` in a policy is meant as no limit, not as a site that refuses everything."""
+    with time_limit(float("inf")):
+        pass
+
+
 def test_a_server_cannot_make_a_site_import_a_file(tmp_path: Path) -> None:
     """A file of the site's own is code that runs when it is imported: only its operator names it."""
     trap = tmp_path / "trap.py"

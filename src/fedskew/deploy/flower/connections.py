@@ -38,6 +38,19 @@ def impatient_protocol() -> Any:
     return Impatient
 
 
+def allow_many_connections() -> None:
+    """Let this process open as many files as the system allows it, not the 1024 that it usually begins with.
+
+    Before TLS is agreed on, anyone may hold a connection, for a minute: that many must not shut the sites out.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on an IPv4 or IPv6 address; port 0 chooses a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
