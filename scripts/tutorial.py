@@ -1,4 +1,4 @@
-"""Runs the commands of docs/deployment.md in an empty folder, on free ports: the tutorial, then those within the text."""
+"""Runs the commands of docs/deployment.md in an empty folder: those of the tutorial, then those within the text."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 LONGEST = 1e9  # seconds, 30 years; an infinite time is an error of setitimer
 
 
