@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -320,3 +322,17 @@ def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callab
     used = set(re.findall(r"(--[a-z-]+)", text[text.index(f"{command} --") :].splitlines()[0]))
     assert len(used) >= 3
     assert all(option in help_text for option in used)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service"])
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, name: str) -> None:
+    text = (Path(__file__).parents[2] / "packaging" / name).read_text()
+    unit = tmp_path / name.replace("@", "@hospital-a")
+    unit.write_text(text.replace("/opt/fedskew/bin/fedskew", "/bin/true"))  # which is not installed here
+    verify = ["systemd-analyze", "verify", "--man=no"]
+    done = subprocess.run([*verify, str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.name in line]) == (0, [])
+    unit.write_text(unit.read_text().replace("[Service]", "[Service]\nResart=always"))
+    done = subprocess.run([*verify, str(unit)], capture_output=True, text=True, check=False)
+    assert "Resart" in done.stderr
