@@ -24,9 +24,11 @@ from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.deploy import certs, roster
 from fedskew.deploy.agreed import read_agreed
+from fedskew.deploy.audit import Audit
 from fedskew.deploy.flower.bell import Bell
 from fedskew.deploy.flower.frames import SPILL, read_frame, write_frame
 from fedskew.deploy.flower.gate import NONCES, Gate, read_body, replayed
+from fedskew.deploy.messages import Answer
 from fedskew.deploy.states import States
 from fedskew.deploy.status import read_status
 from fedskew.experiment.config import Experiment
@@ -312,6 +314,17 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in played.nodes[0].audit.path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "hello", "work"]
     assert lines[2]["groups"] == {"unknown": 10}
+
+
+def test_a_line_of_the_audit_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    audit.record("here:1", "hello", Answer(), b"")
+    with audit.path.open("ab") as file:
+        file.write(b'{"time": "2026')
+    audit.record("here:1", "work", Answer(), b"")
+    lines = audit.path.read_text().splitlines()
+    assert [json.loads(lines[place])["kind"] for place in (0, 2)] == ["hello", "work"]
+    assert read_status(tmp_path)["replies"] == 2
 
 
 @pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service", "Containerfile"])
