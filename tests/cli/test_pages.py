@@ -127,6 +127,7 @@ def has_flower() -> bool:
 @pytest.mark.skipif(not has_flower(), reason="Flower is not installed (`make test` installs it)")
 def test_the_tutorial_of_deployment_runs() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "tutorial.py")]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mean over hospitals" in done.stdout
+    assert "9 commands within the text" in done.stdout

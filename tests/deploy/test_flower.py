@@ -189,7 +189,7 @@ class Response:
     [
         (False, 403, {"refused": "key: the server does not know this key"}, verdicts.Refused, "does not know this key"),
         (False, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
-        (True, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Refused, "400 s behind"),
+        (True, 403, {"refused": "clock: it is 400 s behind"}, verdicts.Away, "400 s behind"),
         (True, 403, {"refused": "key: the server does not know"}, verdicts.Unknown, "restarted"),
         (True, 401, "no", verdicts.Unknown, "restarted"),
         (True, 403, {"refused": "source: the request is for another node"}, verdicts.Unknown, "restarted"),
@@ -209,6 +209,35 @@ def test_what_the_server_answers_decides_whether_a_site_tries_again(
     made = verdicts.verdict(Response(status, body), joined)
     assert type(made) is kind
     assert words in str(made)
+
+
+@pytest.mark.parametrize(
+    ("joined", "text", "kind", "words"),
+    [
+        (False, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1)",
+         verdicts.Refused, "not accepted: certificate has expired"),
+        (True, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1)",
+         verdicts.Away, "not accepted: certificate has expired"),
+        (True, "[SSL: WRONG_VERSION_NUMBER]", verdicts.Refused, "does not use TLS"),
+        (False, "connection refused", verdicts.Away, "cannot reach it"),
+    ],
+)  # fmt: skip
+def test_a_site_that_takes_part_waits_for_a_certificate_to_be_renewed(
+    joined: bool, text: str, kind: type[Exception], words: str
+) -> None:
+    made = verdicts.broken(text, joined, "cannot reach it")
+    assert type(made) is kind
+    assert words in str(made)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_strangers_who_hold_connections_meet_the_limit_of_the_system_not_a_lower_one() -> None:
+    code = (
+        "import resource as r; from fedskew.deploy.flower.connections import allow_many_connections\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (100, r.getrlimit(r.RLIMIT_NOFILE)[1])); allow_many_connections()\n"
+        "assert r.getrlimit(r.RLIMIT_NOFILE)[0] == r.getrlimit(r.RLIMIT_NOFILE)[1] != 100"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # where Flower is
@@ -267,6 +296,26 @@ def test_a_child_ends_with_its_pipe_and_its_end_is_heard(tmp_path: Path, monkeyp
     made.close()
     assert made.process.returncode == 0
     assert "to the log" in (tmp_path / "log").read_text()
+
+
+def test_a_message_that_cannot_be_written_to_the_spool_is_an_error_and_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spool is a file here, as a full disk would be: without an error the server would wait for ever."""
+    (tmp_path / "__init__.py").touch()
+    shutil.copy(Path(child.MODULES) / "frames.py", tmp_path)
+    (tmp_path / "large.py").write_text(
+        "from .frames import Pipe\ndef main():\n    pipe = Pipe()\n    pipe.receive()\n"
+        "    pipe.send({}, bytes(2 << 20))\n    pipe.receive()\n"
+    )
+    (tmp_path / "spool").touch()
+    monkeypatch.setattr(child, "MODULES", tmp_path)
+    monkeypatch.setattr(child, "interpreter", lambda: sys.executable)
+    made = FlowerProcess("large", {}, None, tmp_path / "spool")
+    for _ in range(2):
+        with pytest.raises(OSError, match="spool"):
+            made.receive(20)
+    made.close()
 
 
 def test_a_child_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +393,16 @@ def test_a_site_leaves_even_if_its_last_word_does_not_arrive(tmp_path: Path, mon
     monkeypatch.setattr(joining, "FlowerProcess", lambda role, config, log: Silent((DONE, b"")))
     joining.join(Node("digits", States(tmp_path)), joining.ServerAddress("here:1"), stay=False, say=said.append)
     assert said == ["the run is over"]
+
+
+def test_what_cannot_be_recorded_does_not_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is a folder here, as a disk that is full or read-only would be."""
+    (tmp_path / "audit.jsonl").mkdir()
+    request = {"event": "request", "header": {"kind": "done", "run": "0123456789abcdef", "data": "digits"}}
+    script, said = play(tmp_path, monkeypatch, request)
+    assert "audit.jsonl cannot be written: Is a directory; a reply that is not recorded is not sent" in said[-1]
+    assert script.told == []
+    assert script.closed
 
 
 def test_a_site_that_stays_waits_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from fedskew.deploy.node import Node
 from fedskew.deploy.policy import Policy, fingerprint, parse_allowed
 from fedskew.deploy.states import States
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.run_directory import read_run
+from fedskew.federation.robust import Robust
 from fedskew.federation.wire import decode, encode
 from fedskew.methods import REGISTRY
 from sites import NAMES, few_digits, nodes_in, served
@@ -69,6 +71,9 @@ def test_a_site_loads_only_what_its_own_data_option_names(tmp_path: Path, monkey
         ({"model": "mlp:hidden=1000000000"}, "model has a number above"),
         ({"split": "iid:clients=1000000000"}, "split has a number above"),
         ({"split": "iid:clients=4"}, "the split has 4 clients"),
+        ({"method": {"name": "vhl", "n_v": 10**9}}, "method.n_v=1000000000 is more than the 100000"),
+        ({"method": {"name": "finetune", "epochs": 10**5}}, "method.epochs=100000 is more than the 1000"),
+        ({"method": {"name": "fedcrc", "epochs": [1, 1, 10**5]}}, "method.epochs=100000 is more than the 1000"),
         ({"method": {"name": "nosuch"}}, "unknown method 'nosuch'"),
         ({"model": {"a": {"b": {"c": {"d": 1}}}}}, "nested deeper"),
         ({"surprise": 1}, "unknown setting 'surprise'"),
@@ -79,6 +84,16 @@ def test_a_site_refuses_what_is_beyond_its_limits(change: Header, words: str, tm
     settings = {"method": {"name": "fedavg"}, "split": SPLIT} | change
     answer, payload = site.reply(ask(settings, client=0, sites=3, train=True, round=0), bytes(encode({})))
     assert words in answer.lost
+    assert payload == b""
+
+
+@pytest.mark.parametrize("change", [{"round": 2}, {"round": 10**5}, {"round": 1, "evaluate_round": 2}])
+def test_a_site_carries_out_no_more_rounds_than_it_agreed_to(change: Header, tmp_path: Path) -> None:
+    between, played = served(experiment(), tmp_path)
+    list(between)
+    last = next(request for place, request in reversed(played.asked) if request["kind"] == "work" and place == 0)
+    answer, payload = played.nodes[0].reply(last | {"train": True, "base": -1} | change, bytes(encode({})))
+    assert "the experiment has 2 rounds" in answer.lost
     assert payload == b""
 
 
@@ -159,6 +174,12 @@ def test_work_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.Monke
     with time_limit(0.01):
         pass
     time.sleep(0.03)  # the alarm is off
+
+
+def test_an_infinite_time_is_a_limit_that_is_never_reached() -> None:
+    """`seconds = inf` in a policy is meant as no limit, not as a site that refuses everything."""
+    with time_limit(float("inf")):
+        pass
 
 
 def test_a_server_cannot_make_a_site_import_a_file(tmp_path: Path) -> None:
@@ -278,6 +299,40 @@ def scaled(factor: float) -> Any:
         return answer, payload
 
     return change
+
+
+@pytest.mark.parametrize("change", [{"metrics": {"loss": 1e308}}, {"seconds": 1.7e308}], ids=["loss", "seconds"])
+def test_figures_whose_sum_would_overflow_do_not_end_the_run_or_spoil_its_records(
+    change: Header, tmp_path: Path
+) -> None:
+    """A loss of 1e308 times a weight is infinite, and would count as divergence."""
+    records, _ = spoiled(tmp_path, work(change))
+    assert [record.trained for record in records] == [[0, 1], [0, 1]]
+    assert all("above 1e+30" in record.lost[2] for record in records)
+    assert len(read_run(tmp_path / "run").records) == 2
+
+
+def reordered(ask: Header, answer: Header, payload: bytes) -> tuple[Header, bytes]:
+    """The same update with its tensors in the opposite order."""
+    if not payload:
+        return answer, payload
+    update = decode(bytearray(payload))
+    return answer, bytes(encode({g: Tensors(reversed(ts.items())) for g, ts in reversed(update.items())}))
+
+
+@pytest.mark.parametrize("rule", [{}, {"robust": Robust("median", attackers=1)}], ids=["mean", "median"])
+def test_the_order_in_which_a_site_sends_its_tensors_changes_nothing(rule: Any, tmp_path: Path) -> None:
+    """Rules on whole vectors go by place: the first site would otherwise decide where the others' values go."""
+    digests = []
+    for place, change in enumerate((None, reordered)):
+
+        def spoil(site: int, ask: Header, answer: Header, payload: bytes, change: Any = change) -> Any:
+            return change(ask, answer, payload) if change is not None and site == 0 else (answer, payload)
+
+        between, _ = served(experiment(**rule), tmp_path / str(place), spoil=spoil)
+        list(between)
+        digests.append(between.result.model_digest)
+    assert digests[0] == digests[1]
 
 
 def test_an_update_of_a_huge_norm_is_left_out_and_the_site_named(tmp_path: Path) -> None:

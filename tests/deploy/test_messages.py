@@ -19,6 +19,8 @@ FINE = ([1, 2], [2, 2], 0.5)
         (Answer(seconds=float("inf")), "not finite as seconds"),
         (Answer(metrics={"loss": float("-inf")}), "not finite as loss"),
         (Answer(metrics={"m" * 101: 0.0}), "too many metrics"),
+        (Answer(weight=5.0, metrics={"loss": -1e300}), "above 1e+30 as loss"),
+        (Answer(seconds=1.7e308), "above 1e+30 as seconds"),
     ],
 )
 def test_figures_must_be_finite_and_few(answer: Answer, words: str) -> None:
@@ -28,7 +30,14 @@ def test_figures_must_be_finite_and_few(answer: Answer, words: str) -> None:
 
 @pytest.mark.parametrize(
     "personal",
-    [None, ([3, 0], [2, 2], 0.5), ([-1, 0], [2, 2], 0.5), ([1], [2], 0.5), (FINE[0], FINE[1], float("nan"))],
+    [
+        None,
+        ([3, 0], [2, 2], 0.5),
+        ([-1, 0], [2, 2], 0.5),
+        ([1], [2], 0.5),
+        (FINE[0], FINE[1], float("nan")),
+        (FINE[0], FINE[1], 1e300),
+    ],
 )
 def test_a_score_that_cannot_be_is_left_out(personal: tuple[list[int], list[int], float] | None) -> None:
     assert client_score(Answer(personal=personal), 0, 2, trained=True) is None

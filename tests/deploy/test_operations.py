@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,9 +24,11 @@ from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.deploy import certs, roster
 from fedskew.deploy.agreed import read_agreed
+from fedskew.deploy.audit import Audit
 from fedskew.deploy.flower.bell import Bell
 from fedskew.deploy.flower.frames import SPILL, read_frame, write_frame
 from fedskew.deploy.flower.gate import NONCES, Gate, read_body, replayed
+from fedskew.deploy.messages import Answer
 from fedskew.deploy.states import States
 from fedskew.deploy.status import read_status
 from fedskew.experiment.config import Experiment
@@ -313,6 +317,17 @@ def test_the_audit_is_json_lines(tmp_path: Path) -> None:
     assert lines[2]["groups"] == {"unknown": 10}
 
 
+def test_a_line_of_the_audit_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    audit.record("here:1", "hello", Answer(), b"")
+    with audit.path.open("ab") as file:
+        file.write(b'{"time": "2026')
+    audit.record("here:1", "work", Answer(), b"")
+    lines = audit.path.read_text().splitlines()
+    assert [json.loads(lines[place])["kind"] for place in (0, 2)] == ["hello", "work"]
+    assert read_status(tmp_path)["replies"] == 2
+
+
 @pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service", "Containerfile"])
 def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callable[..., Any], name: str) -> None:
     text = (Path(__file__).parents[2] / "packaging" / name).read_text()
@@ -321,3 +336,17 @@ def test_the_units_and_the_container_file_use_options_that_exist(fedskew: Callab
     used = set(re.findall(r"(--[a-z-]+)", text[text.index(f"{command} --") :].splitlines()[0]))
     assert len(used) >= 3
     assert all(option in help_text for option in used)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("name", ["fedskew-site@.service", "fedskew-server.service"])
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path, name: str) -> None:
+    text = (Path(__file__).parents[2] / "packaging" / name).read_text()
+    unit = tmp_path / name.replace("@", "@hospital-a")
+    unit.write_text(text.replace("/opt/fedskew/bin/fedskew", "/bin/true"))  # which is not installed here
+    verify = ["systemd-analyze", "verify", "--man=no"]
+    done = subprocess.run([*verify, str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.name in line]) == (0, [])
+    unit.write_text(unit.read_text().replace("[Service]", "[Service]\nResart=always"))
+    done = subprocess.run([*verify, str(unit)], capture_output=True, text=True, check=False)
+    assert "Resart" in done.stderr

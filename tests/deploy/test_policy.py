@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +101,26 @@ def test_a_file_is_read_and_options_add_to_it(tmp_path: Path) -> None:
     assert join_policy(path, [], [], 5.0).seconds == 5
 
 
+def test_the_file_in_the_docs_is_valid_and_shows_values_that_are_not_the_defaults(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    block = re.search(r"site\.toml`; every key may be left out:\n\n((?:    .*\n)+)", page)
+    assert block is not None
+    path = tmp_path / "site.toml"
+    path.write_text(block[1])
+    policy, keys = read_policy(path), set(tomllib.loads(block[1]))
+    assert all(getattr(policy, key) != getattr(Policy(), key) for key in keys)
+    assert {field.name for field in fields(Policy)} - keys == {"models", "experiments", "steps", "rounds", "parameters"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("min_cuont = 5", "min_count"),
+        ("clip = [1.0]", "clip"),
+        ('metrics = "loss"', "metrics"),
+        ("methods = [1]", "methods"),
+        ("memory = -1", "memory"),
+        ("[methods]\nfedavg = true", "methods"),
         ("min_count = 0", "min_count"),
         ('methods = ["fedagv"]', "fedavg"),
         ("counts = 3", "counts"),

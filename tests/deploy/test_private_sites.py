@@ -90,6 +90,30 @@ def test_a_budget_between_sites_is_kept(tmp_path: Path) -> None:
     assert 19.9 < between.result.epsilon <= 20
 
 
+@pytest.mark.parametrize("privacy", [NOISE, {"epsilon": 20.0, "clip": 0.5}], ids=["noise", "budget"])
+def test_a_round_that_is_repeated_with_new_noise_counts_twice(
+    tmp_path: Path, privacy: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checkpoint of round 2 is torn, so the resumed server repeats it: four noisy sums for three rounds."""
+    what = experiment(tmp_path, rounds=3, privacy=privacy)
+    first, _ = served(what, tmp_path)
+    steps = iter(first)
+    before = [next(steps).epsilon, next(steps).epsilon]
+    first.directory.close()
+    newest = first.directory.checkpoints()[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    again, _ = served(what, tmp_path, resume=True)
+    after = [record.epsilon for record in again]
+    assert len(after) == 2
+    assert after[0] > before[1]
+    assert "1 noisy sums were released of rounds that are repeated" in caplog.text
+    if "noise" in privacy:
+        assert after == [spent(0.5, n, 3, 3, 1e-5) for n in (3, 4)]
+    else:
+        assert after[-1] <= 20
+    assert again.result.epsilon == after[-1]
+
+
 def test_a_site_cannot_be_more_than_its_share_of_a_private_sum(tmp_path: Path) -> None:
     """A hostile site sends a hundred times its change: it is clipped at the server, and moves the mean by C / 3."""
 

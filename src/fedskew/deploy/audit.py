@@ -39,9 +39,11 @@ class Audit:
             "told": {field: value for field, value in told.items() if field not in ("run", "round", "name")},
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "a") as file:
-            file.write(json.dumps(entry) + "\n")
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            torn = file.read(1) not in (b"", b"\n")  # a line that a full disk or a kill cut off
+            file.write(b"\n" * torn + json.dumps(entry).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -80,6 +80,7 @@ class FlowerProcess:
                 start_new_session=True,  # Ctrl-C must reach this process only
             )
         self.spool = spool
+        self.failure: OSError | None = None  # why messages are no longer read
         self.received: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
@@ -87,8 +88,11 @@ class FlowerProcess:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        while (frame := read_frame(self.process.stdout, self.spool)) is not None:
-            self.received.put(frame)
+        try:
+            while (frame := read_frame(self.process.stdout, self.spool)) is not None:
+                self.received.put(frame)
+        except OSError as error:  # the disk is full, so that a message cannot be kept
+            self.failure = error
         self.received.put(None)
 
     def send(self, header: Header, blob: Any = b"") -> None:
@@ -98,10 +102,15 @@ class FlowerProcess:
             write_frame(self.process.stdin, header, blob)
 
     def receive(self, seconds: float | None = None) -> Frame | None:
-        """The next message; None if the process has ended. Raises queue.Empty after `seconds` (None: never)."""
+        """The next message; None if the process has ended. Raises queue.Empty after `seconds` (None: never).
+
+        OSError if a message could not be written to the spool.
+        """
         frame = self.received.get(timeout=seconds)
         if frame is None:
             self.received.put(None)
+            if self.failure is not None:
+                raise self.failure
         return frame
 
     def close(self) -> None:

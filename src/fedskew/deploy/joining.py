@@ -17,8 +17,9 @@ from fedskew.data.sources.loading import SOURCES, load
 from fedskew.deploy.certs import expiry_warning
 from fedskew.deploy.flower.frames import Header
 from fedskew.deploy.flower_process import FlowerProcess
-from fedskew.deploy.messages import as_header
+from fedskew.deploy.messages import Answer, as_header
 from fedskew.deploy.node import Node
+from fedskew.federation.store import Blob
 
 LAST_REPLY_SECONDS = 10.0  # time to wait until the server has the last reply of a run
 
@@ -77,6 +78,16 @@ def load_own_data(text: str, data_dir: Path | None) -> DataSet | None:
     return None if text in SOURCES or not text else load(text, data_dir)
 
 
+def _record(node: Node, server: str, kind: str, answer: Answer, payload: Blob) -> None:
+    """Write a reply to the site's record; UsageError if that fails: what is not recorded does not leave."""
+    try:
+        node.audit.record(server, kind, answer, payload)
+    except OSError as error:
+        raise UsageError(
+            f"{node.audit.path} cannot be written: {error.strerror}; a reply that is not recorded is not sent."
+        ) from None
+
+
 def join(node: Node, address: ServerAddress, *, stay: bool, say: Callable[[str], None]) -> None:
     """Answer the requests of a server until the run is over; with `stay`, until Ctrl-C.
 
@@ -101,7 +112,7 @@ def join(node: Node, address: ServerAddress, *, stay: bool, say: Callable[[str],
                     while node.notes:
                         say(node.notes.pop(0))
                     kind = str(header["header"].get("kind"))[:20]
-                    node.audit.record(address.server, kind, answer, payload)
+                    _record(node, address.server, kind, answer, payload)
                     process.send(as_header(answer), payload)
                     over = kind == "done" and not stay
                 case "delivered":

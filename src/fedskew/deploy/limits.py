@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+LONGEST = 1e9  # seconds, 30 years; an infinite time is an error of setitimer
+
 
 class TimeIsUp(BaseException):
     """The work took too long. Not an Exception, so that no `except Exception` inside the work keeps it."""
@@ -38,7 +40,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, LONGEST))
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ PlainScore = tuple[list[int], list[int], float]  # correct and total by class, l
 OWN_DATA = "sites"  # the setting `data` of a run in which sites bring their own data
 
 # What a peer may send. msgspec checks these bounds when it reads a message, before anything is made from it.
+LARGEST_FIGURE = 1e30  # of a loss or a time: sums over sites, times their samples, stay finite
 MOST_CLASSES, MOST_SITES, MOST_ROUNDS = 100_000, 10_000, 1_000_000
 Length = Annotated[int, Meta(ge=1, le=1_000_000)]  # of one dimension of a sample
 Shape = Annotated[tuple[Length, ...], Meta(min_length=1, max_length=4)]
@@ -129,11 +130,18 @@ def problem_in(answer: Answer, samples: int | None = None) -> str:
     numbers = {"weight": answer.weight, "seconds": answer.seconds, **answer.metrics}
     if bad := [name for name, value in numbers.items() if not math.isfinite(value)]:
         return f"sent a value that is not finite as {clean(bad[0], 40)}"
+    if bad := [name for name, value in (answer.metrics | {"seconds": answer.seconds}).items() if _is_huge(value)]:
+        return f"sent a value above {LARGEST_FIGURE:g} as {clean(bad[0], 40)}"
     if len(answer.metrics) > 100 or any(len(name) > 100 for name in answer.metrics):
         return "sent too many metrics, or too long names: at most 100 of each are allowed"
     if samples is not None and answer.weight > samples:
         return f"sent the weight {answer.weight:g}, but has {samples} training samples"
     return problem_in_facts(answer.facts) if answer.facts is not None else ""
+
+
+def _is_huge(figure: float) -> bool:
+    """Whether sums of such figures could overflow; also if it is not a number."""
+    return not abs(figure) <= LARGEST_FIGURE
 
 
 def problem_in_facts(facts: SiteFacts) -> str:
@@ -210,7 +218,7 @@ def plain_counts(score: ClientScore) -> list[str]:
 
 def _checked_score(given: PlainScore | None, classes: int, counts: str = "") -> Score | None:
     """A score that a site sent, with its counts ("": a site of an earlier version); None if anything is impossible."""
-    if given is None or len(given[0]) != classes or len(given[1]) != classes or not math.isfinite(given[2]):
+    if given is None or len(given[0]) != classes or len(given[1]) != classes or _is_huge(given[2]):
         return None
     if max(given[1], default=0) > 1 << 40:
         return None

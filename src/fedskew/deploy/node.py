@@ -191,6 +191,7 @@ class Node:
 
     def _work(self, request: Request, broadcast: Payload) -> tuple[Answer, Blob]:
         world = self.world(request)
+        self._check_round(request, world)
         state = self.states.get(request.run, request.base)
         answer = Answer()
         client = request.client
@@ -226,6 +227,12 @@ class Node:
         allowed = self.policy.metrics
         answer.metrics = {k: v for k, v in result.update.metrics.items() if allowed is None or k in allowed}
         return answer, encode(payload)
+
+    @staticmethod
+    def _check_round(request: Request, world: World) -> None:
+        """Raise Refusal if a round is not one of the experiment that was agreed to."""
+        if max(request.round, request.evaluate_round) >= world.rounds:
+            raise Refusal(f"the experiment has {world.rounds} rounds, not {request.round + 1}")
 
     @staticmethod
     def _perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:

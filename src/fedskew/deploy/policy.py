@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedskew.methods.fedavg import FedAvg
 
 ACCEPTED = "accepted.json"  # in the site's folder of states
 DEEPEST, MOST_SETTINGS = 4, 1000  # of the settings in a request
-LARGEST_NUMBER = 100_000  # in the text of a model or a split: widths, depths, numbers of clients
+LARGEST_NUMBER = 100_000  # in a model, a split or a method: widths, depths, numbers of clients or samples
 
 
 class Refusal(UsageError):
@@ -85,6 +85,7 @@ class Policy:
             ("rounds", experiment.rounds, self.rounds),
             ("training.epochs", training.epochs, self.epochs),
             ("training.steps", training.steps or 0, self.steps),
+            *self._method_options(experiment),
         ):
             if value > most:
                 raise Refusal(f"{name}={value} is more than the {most} that this site allows")
@@ -93,6 +94,14 @@ class Policy:
         for name, text in (("model", experiment.model), ("split", experiment.split)):
             if any(len(n) > 6 or int(n) > LARGEST_NUMBER for n in re.findall(r"\d{5,}", str(text))):
                 raise Refusal(f"{name} has a number above {LARGEST_NUMBER}, the most that this site allows")
+
+    def _method_options(self, experiment: Experiment) -> Iterator[tuple[str, int, int]]:
+        """(name, value, most) of the method's whole numbers: samples to draw, widths, epochs of its own."""
+        for entry in fields(experiment.method):
+            value = getattr(experiment.method, entry.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and "seed" not in entry.name:
+                    yield f"method.{entry.name}", number, self.epochs if "epochs" in entry.name else LARGEST_NUMBER
 
     def check_layout(self, layout: Layout) -> None:
         """Raise `Refusal` if updates of this layout may not leave, or cannot be shortened to `clip`."""

@@ -22,6 +22,7 @@ from fedskew.experiment.run_writer import RunWriter
 from fedskew.experiment.stopping import why_stop
 from fedskew.federation.cohort import is_evaluated
 from fedskew.federation.divergence import DivergenceCheck
+from fedskew.federation.ledger import FILE, Ledger
 from fedskew.federation.loop import run as run_loop
 from fedskew.federation.private import Plan
 from fedskew.federation.protocol import Diverged, Federation, Record, merge_late
@@ -77,6 +78,11 @@ class BaseRun(ABC):
         return f"<{type(self).__name__} of {what}: {done}{place}>"
 
     @property
+    def done(self) -> int:
+        """The number of rounds that were finished when the run was started or resumed."""
+        return 0 if self.start is None else self.start[0]
+
+    @property
     def stopped(self) -> str:
         """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
         return why_stop(self.records, self.experiment.stop)
@@ -105,8 +111,10 @@ class BaseRun(ABC):
         if warning := bf16_warning(self.experiment.training.precision, lineup.world.device):
             log.warning(warning)
         private = self.private_plan(lineup)
-        if private is not None and (warning := private.warning(self.rounds)):
+        if private is not None and (warning := private.warning(private.to_come(self.rounds, self.done))):
             log.warning(warning)
+        if private is not None and private.seed is None and (again := len(private.ledger.releases) - self.done) > 0:
+            log.warning(f"{again} noisy sums were released of rounds that are repeated: each counts in epsilon.")
         try:
             for record in run_loop(
                 self.experiment.method,
@@ -149,7 +157,9 @@ class BaseRun(ABC):
     def private_plan(self, lineup: Lineup) -> Plan | None:
         """Differential privacy of this run; None: there is none."""
         seed = self.experiment.seed if self.simulated else None
-        return self.experiment.privacy.plan(self.rounds, lineup.cohort_size, len(lineup.members), seed)
+        ledger = Ledger(None if self.directory is None else self.directory.path / FILE)
+        clients = lineup.cohort_size, len(lineup.members)
+        return self.experiment.privacy.plan(self.rounds, *clients, seed, ledger, self.done)
 
     def _judged(self, record: Record) -> Record:
         """The record, marked if it is the first that shows that the run diverged."""

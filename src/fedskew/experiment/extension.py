@@ -57,6 +57,11 @@ def check_rounds(before: int, experiment: Experiment, done: int) -> None:
             f"{cannot}: the learning rates so far followed the schedule '{training.schedule}' over the planned "
             "rounds; start a new run."
         )
+    if experiment.privacy.epsilon is not None and totals[0] != totals[1]:
+        raise UsageError(
+            f"{cannot}: the noise of the rounds so far was chosen so that {totals[0]} rounds use up "
+            f"privacy.epsilon={experiment.privacy.epsilon:g}; start a new run."
+        )
     if method.depends_on_rounds and totals[0] != totals[1]:
         raise UsageError(
             f"{cannot}: what {experiment.method_name} computes in a round depends on the number of rounds; "

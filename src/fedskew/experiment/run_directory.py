@@ -7,6 +7,7 @@
     checkpoints/        the server's state after a round; a file's name ends in its SHA-256
     model.json          what one must know to use the model (see card.py)
     server.safetensors  model.safetensors  result.json     of a finished run
+    privacy.jsonl       of a private run: its noisy sums (see federation/ledger.py)
     deployment.json     of a run between sites: their names (see deploy/server.py)
     split.json  client_accuracy.jsonl  failure.json     for those who look at a run (see live.py)
 

@@ -15,6 +15,7 @@ from typing import Any
 from fedskew.core.settings import UsageError
 
 LARGEST = 1000.0  # noise above which no budget is looked for
+Releases = tuple[tuple[float, int], ...]  # (noise relative to the clipping norm, how many sums with it)
 
 
 def library() -> Any:
@@ -45,24 +46,32 @@ def accountant(cohort: int, population: int) -> Any:
     )
 
 
-@lru_cache(maxsize=10_000)
 def spent(noise: float, rounds: int, cohort: int, population: int, delta: float) -> float:
     """epsilon after `rounds` rounds with this noise (relative to the clipping norm)."""
+    return spent_on(((noise, rounds),), cohort, population, delta)
+
+
+@lru_cache(maxsize=10_000)
+def spent_on(releases: Releases, cohort: int, population: int, delta: float) -> float:
+    """epsilon of noisy sums, whose noise may differ."""
     book = accountant(cohort, population)
-    book.compose(event(noise, rounds, cohort, population))
-    return float(book.get_epsilon(delta))
+    for noise, rounds in releases:
+        book.compose(event(noise, rounds, cohort, population))
+    return float(book.get_epsilon(delta)) if releases else 0.0
 
 
-def noise_for(epsilon: float, rounds: int, cohort: int, population: int, delta: float) -> float:
-    """The smallest noise with which `rounds` rounds spend at most `epsilon`."""
-    if spent(LARGEST, rounds, cohort, population, delta) > epsilon:
+def noise_for(epsilon: float, rounds: int, cohort: int, population: int, delta: float, before: Releases = ()) -> float:
+    """The smallest noise with which `rounds` rounds, after the releases `before`, spend at most `epsilon`."""
+    if spent_on((*before, (LARGEST, rounds)), cohort, population, delta) > epsilon:
+        done = f" after {sum(count for _, count in before)} noisy sums that were released" if before else ""
         raise UsageError(
-            f"privacy.epsilon={epsilon:g} cannot be reached in {rounds} rounds: give more, or fewer rounds."
+            f"privacy.epsilon={epsilon:g} cannot be reached in {rounds} rounds{done}: give more, or fewer rounds."
         )
     low, high = 0.0, LARGEST
     while high - low > 1e-4 * high:
         middle = (low + high) / 2 if low else high / 2
-        low, high = (low, middle) if spent(middle, rounds, cohort, population, delta) <= epsilon else (middle, high)
+        enough = spent_on((*before, (middle, rounds)), cohort, population, delta) <= epsilon
+        low, high = (low, middle) if enough else (middle, high)
         if high < 1e-3:
             break
     return high

@@ -88,7 +88,22 @@ class Intake:
             for name, value in reply.update.metrics.items():
                 self.sums[name] = self.sums.get(name, 0.0) + value * reply.update.weight
                 self.weights[name] = self.weights.get(name, 0.0) + reply.update.weight
-            yield reply.update
+            yield reply.update if in_order(reply.update.payload, self.layout) else ordered(reply.update, self.layout)
+
+
+def in_order(payload: Payload, layout: Layout) -> bool:
+    """Whether groups and names come in the order of the layout."""
+    return [(group, name) for group, tensors in payload.items() for name in tensors] == [spec[:2] for spec in layout]
+
+
+def ordered(update: Update, layout: Layout) -> Update:
+    """The update with groups and names in the order of the layout, since rules on whole vectors go by place."""
+    names: dict[str, list[str]] = {}
+    for group, name, *_ in layout:
+        names.setdefault(group, []).append(name)
+    given = update.payload
+    made = {group: given[group].like(names[group]) for group in names}
+    return replace(update, payload=made | {group: given[group] for group in given if group not in names})
 
 
 def fault_of(update: Update, layout: Layout) -> str:

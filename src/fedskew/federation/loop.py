@@ -75,7 +75,7 @@ def run(
                 agreed, shares = robust_updates(updates, robust, site(round, stage).rng)
                 updates = iter(agreed)
             elif private is not None:
-                updates = iter(private_updates(updates, broadcast, private, private.draw(round)))
+                updates = iter(private_updates(updates, broadcast, private, private.draw(round), round))
             server = method.aggregate(site(round, stage), server, updates)
             intake.finish()
             federation.commit(round, intake.accepted)
@@ -106,7 +106,7 @@ def run(
             validation=validation,
             before=federation.late_metrics(),
             shares=dict(zip(intake.accepted, shares, strict=False)),
-            epsilon=private.epsilon(round + 1) if private is not None else None,
+            epsilon=private.epsilon() if private is not None else None,
             server=server,
         )
 

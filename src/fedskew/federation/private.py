@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -29,7 +29,8 @@ from fedskew.core.seeding import Purpose, seeded
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Count, NotNegative, Positive
-from fedskew.federation.accounting import noise_for, spent
+from fedskew.federation.accounting import noise_for, spent_on
+from fedskew.federation.ledger import Ledger
 from fedskew.federation.robust import flat, unflat
 from fedskew.federation.wire import Layout
 
@@ -62,11 +63,15 @@ class Privacy:
         """Whether updates are clipped and noise is added."""
         return self.epsilon is not None or self.noise > 0
 
-    def plan(self, rounds: int, cohort: int, population: int, seed: int | None) -> Plan | None:
+    def plan(
+        self, rounds: int, cohort: int, population: int, seed: int | None, ledger: Ledger | None = None, done: int = 0
+    ) -> Plan | None:
         """The noise of a run with so many rounds in all and clients; None without differential privacy.
 
         `seed` is that of a simulation. With None the noise comes from the operating system, and cohorts count as known
         to everyone: sites are told the seed that draws them, so that drawing does not add to their privacy.
+        `ledger` are the noisy sums that were released already, `done` is the number of finished rounds. If rounds are
+        repeated with new noise, the noise of the rest is raised, so that the budget is kept.
         """
         if not self.on:
             return None
@@ -74,7 +79,13 @@ class Privacy:
             raise UsageError("privacy.epsilon and privacy.noise exclude each other: give the budget or the noise.")
         drawn = cohort if seed is not None else population
         noise = self.noise or noise_for(self.epsilon or 0.0, rounds, drawn, population, self.delta)
-        return Plan(noise, self.clip, self.delta, drawn, population, seed)
+        plan = Plan(noise, self.clip, self.delta, drawn, population, seed, ledger or Ledger())
+        plan.ledger.fill(done, noise)
+        left = plan.to_come(rounds, done)
+        if self.epsilon is None or seed is not None or not left or plan.epsilon(left) <= self.epsilon:
+            return plan
+        more = noise_for(self.epsilon, left, drawn, population, self.delta, plan.ledger.counted())
+        return replace(plan, noise=more)
 
 
 @dataclass(frozen=True)
@@ -87,10 +98,22 @@ class Plan:
     cohort: int  # clients that are drawn for a round, of `population`; all of them: drawing adds no privacy
     population: int
     seed: int | None
+    ledger: Ledger = field(default_factory=Ledger)  # what was released so far
 
-    def epsilon(self, rounds: int) -> float:
-        """What is spent after so many rounds."""
-        return spent(self.noise, rounds, self.cohort, self.population, self.delta)
+    def epsilon(self, rounds: int = 0) -> float:
+        """What is spent on the releases in the ledger, and after so many rounds more."""
+        releases = dict(self.ledger.counted())
+        if rounds:
+            releases[self.noise] = releases.get(self.noise, 0) + rounds
+        return spent_on(tuple(sorted(releases.items())), self.cohort, self.population, self.delta)
+
+    def to_come(self, rounds: int, done: int) -> int:
+        """How many noisy sums the rest of a run releases, after `done` of its rounds.
+
+        With noise from a seed, rounds that are repeated release nothing new.
+        """
+        known = done if self.seed is None else len({release.round for release in self.ledger.releases})
+        return max(0, rounds - known)
 
     def draw(self, round: int) -> Callable[[int], Tensor]:
         """A function that gives n values of N(0, 1) for the noise of a round."""
@@ -100,7 +123,7 @@ class Plan:
         return partial(torch.randn, generator=rng, dtype=torch.float64)
 
     def warning(self, rounds: int) -> str:
-        """One sentence if the guarantee says little; "" if it says something."""
+        """One sentence if the guarantee says little after so many rounds more; "" if it says something."""
         epsilon = self.epsilon(rounds)
         if epsilon <= WEAK and self.population >= FEW:
             return ""
@@ -146,9 +169,12 @@ def check_layout(layout: Layout, method: str) -> None:
 
 
 def private_updates(
-    updates: Iterable[Update], broadcast: Payload, plan: Plan, normal: Callable[[int], Tensor]
+    updates: Iterable[Update], broadcast: Payload, plan: Plan, normal: Callable[[int], Tensor], round: int = 0
 ) -> list[Update]:
-    """The same noisy mean once for each client, for the method to aggregate; one update is held at a time."""
+    """The same noisy mean once for each client, for the method to aggregate; one update is held at a time.
+
+    The noisy sum is in the plan's ledger when this returns.
+    """
     given: list[Update] = []
     like: Payload = {}
     total = torch.empty(0)
@@ -160,6 +186,7 @@ def private_updates(
     if not given:
         return []
     total = total + plan.noise * plan.clip * normal(len(total))
+    plan.ledger.record(round, plan.noise, total)
     payload = unscaled(unflat(total, [like]), broadcast, len(given), plan.noise * plan.clip)
     return [replace(update, payload=payload) for update in given]
 

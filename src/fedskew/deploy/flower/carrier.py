@@ -20,7 +20,7 @@ from .access import declared_size, ids_of
 from .frames import Header, Pipe, as_records, body_record, from_records
 from .keys import inspect
 from .signing import Signing
-from .verdicts import Away, Busy, Refused, TooLarge, Unknown, Withdrawn, verdict
+from .verdicts import Away, Busy, Refused, TooLarge, Unknown, Withdrawn, broken, verdict
 
 HEARTBEAT = 10.0  # seconds, the minimum in Flower; a site that misses two heartbeats is offline
 QUICKEST = 0.5  # seconds between requests for messages: the server answers them when there is one, or after 15 s
@@ -39,6 +39,7 @@ class Carrier:
         self.pipe, self.config = pipe, config
         self.client = self._make_client()
         self.node: Any = None  # Flower's Node; None while not joined
+        self.joined = False  # whether it was ever joined
         self.last_note = ""
         self.answers: queue.SimpleQueue[tuple[Header, bytes]] = queue.SimpleQueue()
 
@@ -80,17 +81,12 @@ class Carrier:
         try:
             return call(request)
         except httpx.HTTPStatusError as error:
-            raise verdict(error.response, self.node is not None) from None
+            raise verdict(error.response, self.node is not None, self.joined) from None
         except httpx.TransportError as error:
             text = str(error)
-            if "CERTIFICATE_VERIFY_FAILED" in text:
-                reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
-                raise Refused(f"the server's certificate is not accepted: {reason}") from None
-            if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
-                raise Refused("the server does not use TLS; it was started with --insecure") from None
             plain = self.config["insecure"] and "disconnected" in text
             hint = "; if it uses TLS, join without --insecure" if plain else ""
-            raise Away(f"cannot reach {self.config['server']} ({text}){hint}") from None
+            raise broken(text, self.joined, f"cannot reach {self.config['server']} ({text}){hint}") from None
 
     # joining
 
@@ -104,6 +100,7 @@ class Carrier:
             self.call_with_retry(self._register, RegisterNodeFleetRequest(public_key=self.public))
         request = ActivateNodeRequest(public_key=self.public, heartbeat_interval=HEARTBEAT)
         self.node = Node(node_id=self.call_with_retry(self.client.ActivateNode, request).node_id)
+        self.joined = True
         until = "" if self.config["insecure"] else inspect(self.config["ca"].encode())["until"]
         self.pipe.send({"event": "joined", "until": until})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from typing import Any
@@ -36,6 +37,20 @@ def impatient_protocol() -> Any:
             asyncio.get_running_loop().call_later(LOOK, self._look)
 
     return Impatient
+
+
+def allow_many_connections() -> None:
+    """Let this process open as many files as the system allows it, not the 1024 that it usually begins with.
+
+    Before TLS is agreed on, anyone may hold a connection, for a minute: that many must not shut the sites out.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS reports a limit that it does not accept
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -15,7 +15,7 @@ from typing import Any
 
 from .access import Access, Sent, declared_size
 from .bell import Bell
-from .connections import impatient_protocol, listen
+from .connections import allow_many_connections, impatient_protocol, listen
 from .frames import Header, Pipe, as_records, body_record, from_records
 from .keys import inspect
 from .superlink import make_app, register, start_run, unregister
@@ -228,6 +228,7 @@ def main() -> None:
     if first is None:
         return
     config = first[0]
+    allow_many_connections()
     try:
         listener = listen(config["host"], config["port"])
     except OSError as error:

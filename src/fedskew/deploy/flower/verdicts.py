@@ -29,8 +29,25 @@ class Unknown(Exception):
     """The server does not know this node any more; join again."""
 
 
-def verdict(response: Any, joined: bool) -> Exception:
-    """The exception for an HTTP error; see gate.py and access.py for reasons. `joined`: the server knew this node."""
+def broken(text: str, joined: bool, unreachable: str) -> Exception:
+    """The exception for a connection that failed, from the text of its error; `unreachable` says it for the operator.
+
+    `joined`: this site took part before. It then waits for a certificate that was not renewed in time, and sends
+    nothing meanwhile.
+    """
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        reason = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or text
+        return (Away if joined else Refused)(f"the server's certificate is not accepted: {reason}")
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
+        return Refused("the server does not use TLS; it was started with --insecure")
+    return Away(unreachable)
+
+
+def verdict(response: Any, joined: bool, before: bool = False) -> Exception:
+    """The exception for an HTTP error; see gate.py and access.py for reasons. `joined`: the server knew this node.
+
+    `before`: this site took part before.
+    """
     try:
         why = str(response.json().get("refused", ""))[:300]
     except (ValueError, AttributeError, RecursionError):
@@ -45,6 +62,10 @@ def verdict(response: Any, joined: bool) -> Exception:
         return Busy(why)
     if why.startswith("the request did not arrive"):
         return Away(why)
+    if (joined or before) and why.startswith(
+        "clock"
+    ):  # one of the clocks was set during the run; it may be set right again
+        return Away(f"the server refuses this site: {why}")
     if why:
         return Refused(f"the server refuses this site: {why}")
     if response.status_code == 412:
