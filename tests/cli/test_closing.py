@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+from fedskew.cli.closing import client_rows
+from fedskew.evaluation.metrics import ClientRow, ModelMetrics
 
 
 def test_a_run_on_hospitals_ends_with_f1_and_auroc_of_each(fedskew: Any) -> None:
@@ -21,3 +25,20 @@ def test_clients_without_names_have_no_lines_of_their_own(fedskew: Any) -> None:
     said = fedskew("run", "--rounds", "1")
     assert "each client's own test part" not in said.out
     assert "macro F1" not in said.out  # ten balanced classes: accuracy is enough
+
+
+def test_a_model_that_calls_everyone_healthy_is_not_perfect_where_everyone_is() -> None:
+    """Site b has healthy patients only: recall of the only class is 100 %, which says nothing about telling apart."""
+
+    def row(per_class: list[float | None], accuracy: float, balanced: float) -> ClientRow:
+        model = ModelMetrics(
+            accuracy=accuracy, loss=0.1, per_class=per_class, balanced_accuracy=balanced, macro_f1=balanced
+        )
+        return ClientRow(samples=6, global_=model, personal=model)
+
+    result: Any = SimpleNamespace(
+        sites=["a", "b"], clients={"0": row([1.0, 0.0], 0.975, 0.5), "1": row([1.0, None], 1.0, 1.0)}
+    )
+    a, b = client_rows(result)
+    assert a == ["a", "6", "97.50", "50.00", "50.00", "-"]
+    assert b == ["b", "6", "100.00", "-", "-", "-"]

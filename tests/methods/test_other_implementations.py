@@ -2,8 +2,8 @@
 
 FedRS: the authors' lxcnju/FedRepo 617ee01. FedExP: the authors' Divyansh03/FedExP 34b05a2. IFCA: the authors'
 jichan3751/ifca 61e44b8. FedNCM: the authors' GwenLegate/GuidingLastLayerFLPretrain 54b5d1e. The authors' repository of
-FedRoD (hongyouc/Fed-RoD) has no code and none was found for FedLC: KarhouTam/FL-bench 06e658b for FedLC and for FedAdam,
-FedYogi and FedAdagrad, TsingZ0/PFLlib d832e76 for FedRoD. All of them on the CPU with torch 2.13.
+FedRoD (hongyouc/Fed-RoD) has no code and none was found for FedLC: KarhouTam/FL-bench 06e658b for FedLC and for
+FedAdam, FedYogi and FedAdagrad, TsingZ0/PFLlib d832e76 for FedRoD. All of them on the CPU with torch 2.13.
 """
 
 from __future__ import annotations
@@ -127,8 +127,14 @@ def test_fedexp_goes_as_far_as_the_authors_code() -> None:
 @pytest.mark.parametrize(
     ("kind", "theirs"),
     [
-        (FedAdam, [[0.5, -0.9974953, 2.0170336], [0.4900497, -0.9829079, 2.0348327], [0.4910376, -0.9532552, 2.0604341]]),
-        (FedYogi, [[0.5, -0.9974985, 2.0169945], [0.4900981, -0.9829633, 2.0347276], [0.4910788, -0.9534773, 2.0601726]]),
+        (
+            FedAdam,
+            [[0.5, -0.9974953, 2.0170336], [0.4900497, -0.9829079, 2.0348327], [0.4910376, -0.9532552, 2.0604341]],
+        ),
+        (
+            FedYogi,
+            [[0.5, -0.9974985, 2.0169945], [0.4900981, -0.9829633, 2.0347276], [0.4910788, -0.9534773, 2.0601726]],
+        ),
         (
             FedAdagrad,
             [[0.5, -0.9763932, 2.0754302], [0.4381966, -0.9095235, 2.0861270], [0.4881966, -0.8452337, 2.1247125]],
@@ -156,7 +162,9 @@ def test_ifca_chooses_trains_and_averages_as_the_authors_code() -> None:
     heads = [model_number(server, j)["parameters"]["head.weight"] for j in (0, 1)]
     near(heads[0], tensor([[0.3399166, -0.1639626], [0.3834164, 0.0854259], [-0.1233329, 0.4785367]]))
     near(heads[1], tensor([[-0.3208924, 0.2376166], [-0.3992152, -0.1143432], [0.1201076, -0.5232733]]))
-    near(model_number(server, 1)["parameters"]["body.weight"], tensor([[1.0085745, 0.4972015], [-0.5194669, 1.0106781]]))
+    near(
+        model_number(server, 1)["parameters"]["body.weight"], tensor([[1.0085745, 0.4972015], [-0.5194669, 1.0106781]])
+    )
 
 
 def test_fedncms_head_is_the_authors() -> None:

@@ -85,11 +85,16 @@ IMBALANCED = ("balanced", "f1", "auroc")  # shown before accuracies where these 
 
 
 def client_rows(result: Result) -> list[list[str]]:
-    """The figures of each named client: of the global model, or of its own if there is no global one."""
+    """The figures of each named client: of the global model, or of its own if there is no global one.
+
+    Where a client's test samples are all of one class, a model that always says this class would be called perfect:
+    figures that should tell classes apart are left out.
+    """
     rows = []
     for number, row in result.clients.items():
         found = row.global_ or row.personal
-        values = [found.accuracy, found.balanced_accuracy, found.macro_f1, found.auroc]
+        several = sum(recall is not None for recall in found.per_class) > 1
+        values = [found.accuracy, *([found.balanced_accuracy, found.macro_f1] if several else [None] * 2), found.auroc]
         rows.append([result.sites[int(number)], str(row.samples), *map(percent, values)])
     return rows
 

@@ -197,7 +197,10 @@ def same_seed_same_bits(subject: Subject) -> str:
 
 
 def randomness_follows_the_seed(subject: Subject) -> str:
-    """Random numbers come from the run's seed: no global generator is touched, no generator has a fixed seed."""
+    """Random numbers come from the run's seed: no global generator is touched, no generator has a fixed seed.
+
+    A seed that is a setting of the method, for what all clients must draw alike, may be fixed.
+    """
     seen = list[Watch]()
     for seed in (0, 1):
         world = subject.world(seed=seed)
@@ -210,7 +213,8 @@ def randomness_follows_the_seed(subject: Subject) -> str:
         seen.append(watch)
     if seen[0].touched:
         return f"it draws from, or seeds, the global generator of {' and '.join(seen[0].touched)}: use site.rng"
-    if fixed := seen[0].seeds & seen[1].seeds:
+    fixed = seen[0].seeds & seen[1].seeds
+    if fixed and not any("seed" in field.name for field in dataclasses.fields(subject.method)):
         return f"it seeds a generator with {min(fixed)} whatever the run's seed: use site.rng"
     return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,8 +45,7 @@ def global_states() -> dict[str, bytes]:
     """The states of the generators that a process has without asking."""
     return {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
-        "numpy.random": np.random.get_state(legacy=True)[1].tobytes()  # type: ignore[index, union-attr]
-        + str(np.random.get_state(legacy=True)[2]).encode(),
+        "numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002  the old one is what is watched
         "random": str(random.getstate()).encode(),
     }
 
