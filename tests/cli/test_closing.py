@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+from fedskew.cli.closing import client_rows
+from fedskew.evaluation.metrics import ClientRow, ModelMetrics
 
 
 def test_a_run_on_hospitals_ends_with_f1_and_auroc_of_each(fedskew: Any) -> None:
@@ -23,15 +27,18 @@ def test_clients_without_names_have_no_lines_of_their_own(fedskew: Any) -> None:
     assert "macro F1" not in said.out  # ten balanced classes: accuracy is enough
 
 
-def test_a_hospital_with_healthy_patients_only_has_no_balanced_accuracy(fedskew: Any, tmp_path: Any) -> None:
-    """The model calls every patient of `b` healthy, and all are: 100 % of one class says nothing of the other."""
-    rows = [f"{'a' if i % 2 else 'b'},{i % 7},{'sick' if i % 4 == 1 else 'healthy'}" for i in range(160)]
-    (tmp_path / "patients.csv").write_text("\n".join(["hospital,value,diagnosis", *rows]))
-    data = f"{tmp_path / 'patients.csv'}?label=diagnosis&owner=hospital"
-    said = fedskew("run", "--data", data, "--split", "natural", "--rounds", "1", "--workers", "1")
-    assert said.code == 0, said.err
-    lines = said.out.partition("each client's own test part")[2].splitlines()
-    (a,) = [line for line in lines if line.startswith("a ")]
-    (b,) = [line for line in lines if line.startswith("b ")]
-    assert "-" not in a
-    assert [cell.strip() for cell in b.split("│")[3:]] == ["-", "-", "-"]
+def test_a_model_that_calls_everyone_healthy_is_not_perfect_where_everyone_is() -> None:
+    """Site b has healthy patients only: recall of the only class is 100 %, which says nothing about telling apart."""
+
+    def row(per_class: list[float | None], accuracy: float, balanced: float) -> ClientRow:
+        model = ModelMetrics(
+            accuracy=accuracy, loss=0.1, per_class=per_class, balanced_accuracy=balanced, macro_f1=balanced
+        )
+        return ClientRow(samples=6, global_=model, personal=model)
+
+    result: Any = SimpleNamespace(
+        sites=["a", "b"], clients={"0": row([1.0, 0.0], 0.975, 0.5), "1": row([1.0, None], 1.0, 1.0)}
+    )
+    a, b = client_rows(result)
+    assert a == ["a", "6", "97.50", "50.00", "50.00", "-"]
+    assert b == ["b", "6", "100.00", "-", "-", "-"]

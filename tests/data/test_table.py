@@ -15,7 +15,16 @@ from fedskew.core.training import Training
 from fedskew.data.dataset import Column
 from fedskew.data.sources.csv import read_rows
 from fedskew.data.sources.loading import load
-from fedskew.data.table import ColumnSums, Preparation, agree_on, canonical, missing_values, prepared, sums_of
+from fedskew.data.table import (
+    ColumnSums,
+    Preparation,
+    agree_on,
+    canonical,
+    missing_values,
+    prepared,
+    row_numbers,
+    sums_of,
+)
 from fedskew.deploy import handshake
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, Holdout
@@ -234,3 +243,13 @@ def test_a_site_without_any_value_in_a_column_fits_both_kinds() -> None:
     empty = sums(present=0)
     assert agree_on({"a": [empty], "b": [sums(counts={"x": 4})]}).features == ("age=x", "age missing")
     assert agree_on({"a": [empty], "b": [sums(total=4.0)]}).features == ("age", "age missing")
+
+
+def test_a_column_that_numbers_the_rows_is_named(tmp_path: Path) -> None:
+    """`age` has whole numbers, too, but some of them twice; a short table is left alone."""
+    rows = [f"{100 + i},{30 + i % 40},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["id,age,label", *rows]))
+    assert row_numbers(load(str(tmp_path / "t.csv"))) == "column id only numbers the rows: leave it out with &ignore=id"
+    assert row_numbers(load(f"{tmp_path / 't.csv'}?ignore=id")) == ""
+    (tmp_path / "t.csv").write_text("\n".join(["id,age,label", *rows[:20]]))
+    assert row_numbers(load(str(tmp_path / "t.csv"))) == ""

@@ -1,8 +1,9 @@
 """A file of a user's with a method and nets, as the README shows one, and methods with planted faults."""
 
 MY = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -67,6 +68,74 @@ class OffIsNotFedAvg(Pull):
     def aggregate(self, site, server, updates):
         fresh = super().aggregate(site, server, updates)
         return fresh | {"parameters": fresh["parameters"] * 0.5}
+
+
+@dataclass(frozen=True)
+class SeedsTorch(Pull):
+    def client(self, site, broadcast, state):
+        torch.manual_seed(0)
+        return super().client(site, broadcast, state)
+
+
+@dataclass(frozen=True)
+class DrawsFromNumpy(Pull):
+    def client(self, site, broadcast, state):
+        np.random.rand()
+        return super().client(site, broadcast, state)
+
+
+@dataclass(frozen=True)
+class IgnoresTheSeed(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        noise = torch.rand((), generator=torch.Generator().manual_seed(7))
+        return update.plus(parameters=update.payload["parameters"] * (1 + 1e-3 * noise)), state
+
+
+@dataclass(frozen=True)
+class SendsDoubles(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        doubles = {name: t.double() for name, t in update.payload["parameters"].items()}
+        return update.plus(parameters=fedskew.core.tensors.Tensors(doubles)), state
+
+
+@dataclass(frozen=True)
+class LastOneCounts(Pull):
+    def aggregate(self, site, server, updates):
+        x = server["parameters"]
+        for update in updates:
+            x = x * 0.5 + update.payload["parameters"] * 0.5
+        return server | {"parameters": x}
+
+
+@dataclass(frozen=True)
+class KeepsInItself(Pull):
+    seen: list = field(default_factory=list)
+
+    def aggregate(self, site, server, updates):
+        self.seen.append(site.round)
+        fresh = super().aggregate(site, server, updates)
+        return fresh | {"parameters": fresh["parameters"] * (1 + 1e-6 * len(self.seen))}
+
+
+@dataclass(frozen=True)
+class ForgetsTheState(Pull):
+    def client(self, site, broadcast, state):
+        return super().client(site, broadcast, state)[0]
+
+
+@dataclass(frozen=True)
+class ReturnsNothing(Pull):
+    def aggregate(self, site, server, updates):
+        super().aggregate(site, server, updates)
+
+
+@dataclass(frozen=True)
+class WalksAway(Pull):
+    def aggregate(self, site, server, updates):
+        moved = super().aggregate(site, server, updates)["parameters"] - server["parameters"]
+        return server | {"parameters": server["parameters"] - moved}
 
 
 @dataclass(frozen=True)

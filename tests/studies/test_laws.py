@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from fedskew.core.tensors import Tensors
 from fedskew.experiment.given import method_of
 from fedskew.methods.fedavgm import FedAvgM
-from fedskew.studies.laws import Subject, changes_no_argument, check, terms_off_is_fedavg
+from fedskew.studies.laws import (
+    Subject,
+    changes_no_argument,
+    check,
+    equal,
+    hooks_return_payloads,
+    it_learns,
+    keeps_nothing_between_calls,
+    payloads_can_be_sent,
+    randomness_follows_the_seed,
+    server_needs_only_sums,
+    terms_off_is_fedavg,
+)
 from helpers.own_code import MY
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "own_folder")
@@ -31,6 +45,47 @@ def test_check_finds_planted_faults(name: str, laws: set[str]) -> None:
     broken = {outcome.law for outcome in check(method_of(f"my.py:{name}")) if outcome.problem}
     assert laws <= broken
     assert bool(laws) == bool(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "says"),
+    [
+        ("SeedsTorch", randomness_follows_the_seed, "the global generator of torch: use site.rng"),
+        ("DrawsFromNumpy", randomness_follows_the_seed, "the global generator of numpy.random: use site.rng"),
+        ("IgnoresTheSeed", randomness_follows_the_seed, "seeds a generator with 7 whatever the run's seed"),
+        ("SendsDoubles", payloads_can_be_sent, "the update has body.1.weight as torch.float64 [32, 64], the net"),
+        ("LastOneCounts", server_needs_only_sums, "depends on the order of the updates"),
+        ("KeepsInItself", keeps_nothing_between_calls, "a run depends on what happened before it"),
+        ("ForgetsTheState", hooks_return_payloads, "`client` returned Update, expected an Update and the state"),
+        ("ReturnsNothing", hooks_return_payloads, "the result of `aggregate` is NoneType, expected a payload"),
+        ("WalksAway", it_learns, "FedAvg's 85%, chance 10%"),
+    ],
+)
+def test_a_fault_is_named_and_a_method_without_it_passes(name: str, law: Any, says: str) -> None:
+    assert says in law(Subject(method_of(f"my.py:{name}")))
+    assert law(Subject(method_of("my.py:Pull"))) == ""
+
+
+def test_a_fixed_seed_may_be_a_setting() -> None:
+    """FedMR's clients must agree on an order, drawn from its setting `share_seed`."""
+    assert randomness_follows_the_seed(Subject(method_of("fedmr:share=0.5"))) == ""
+
+
+def test_wrong_results_of_hooks_end_the_check() -> None:
+    """Every other law would fail for the same reason, in words of Python's."""
+    assert [bool(outcome.problem) for outcome in check(method_of("my.py:ReturnsNothing"))] == [False, True]
+
+
+def test_payloads_are_equal_by_value_type_and_place() -> None:
+    def payload(value: Any) -> Any:
+        return {"g": Tensors(a=torch.tensor(value))}
+
+    nan = float("nan")
+    assert equal(payload([1.0, nan]), payload([1.0, nan]))
+    assert not equal(payload([1.0, nan]), payload([nan, 1.0]))
+    assert not equal(payload(1.0), payload(1))
+    assert not equal(payload(1.0), payload(1.0001))
+    assert equal(payload(1.0), payload(1.0001), tolerance=1e-3)
 
 
 def test_an_exception_of_the_method_is_its_problem_and_names_it() -> None:

@@ -85,14 +85,16 @@ IMBALANCED = ("balanced", "f1", "auroc")  # shown before accuracies where these 
 
 
 def client_rows(result: Result) -> list[list[str]]:
-    """The figures of each named client: of the global model, or of its own if there is no global one."""
+    """The figures of each named client: of the global model, or of its own if there is no global one.
+
+    Where a client's test samples are all of one class, a model that always says this class would be called perfect:
+    figures that should tell classes apart are left out.
+    """
     rows = []
     for number, row in result.clients.items():
         found = row.global_ or row.personal
-        by_class = [found.balanced_accuracy, found.macro_f1, found.auroc]
-        if found.auroc is None:  # all its test samples are of one class: 100 % here would say nothing of the others
-            by_class = [None] * 3
-        values = [found.accuracy, *by_class]
+        several = sum(recall is not None for recall in found.per_class) > 1
+        values = [found.accuracy, *([found.balanced_accuracy, found.macro_f1] if several else [None] * 2), found.auroc]
         rows.append([result.sites[int(number)], str(row.samples), *map(percent, values)])
     return rows
 
@@ -123,7 +125,7 @@ def figure_rows(result: Result) -> list[tuple[Figure, str, float]]:
 
 
 def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
-    """Balanced accuracy, F1 and AUROC of one model, where its accuracy may mislead; `start` is its key in `MODELS`."""
+    """Balanced accuracy, F1 and AUROC of one of `MODELS` (a start of keys), where its accuracy may mislead."""
     detail: Any = metrics
     for key in MODELS[start][1]:
         detail = getattr(detail, "global_" if key == "global" else key, None)

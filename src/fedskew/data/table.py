@@ -235,6 +235,18 @@ def missing_values(data: DataSet) -> dict[str, int]:
     return {column.name: int(n) for column, n in zip(data.columns, gaps, strict=True)}
 
 
+def row_numbers(data: DataSet) -> str:
+    """One line about columns that number the rows, such as an id: a net can only memorise them. "" if none does."""
+    both = np.concatenate([data.x_train, data.x_test])
+    found = []
+    for column, values in zip(data.columns, both.T, strict=True):
+        whole = np.sort(values)  # NaN comes last, so a column with gaps does not qualify
+        if not column.categories and len(whole) > 20 and (np.diff(whole) == 1).all():
+            found.append(column.name)
+    names = ", ".join(found)
+    return f"column {names} only numbers the rows: leave it out with &ignore={names.replace(' ', '')}" if found else ""
+
+
 class TableInput(nn.Module):
     """Turns rows of a table into the inputs of a net.
 

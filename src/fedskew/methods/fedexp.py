@@ -10,6 +10,8 @@ are the mean, the group `iterate` is x, and a broadcast has both. A client sends
 needs only means over clients. Buffers (batch-norm statistics) are averaged.
 Departure: p_i weights by samples (the paper prints a uniform mean, the authors' code weights by samples).
 Departure: after a step with eta = 1, which is FedAvg's, x itself is deployed.
+Departure: epsilon is as in Eq. 6 (the authors' code multiplies it by the clients of a round and lowers it by 0.4 % a
+round).
 """
 
 from collections.abc import Iterable

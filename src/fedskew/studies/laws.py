@@ -28,9 +28,10 @@ from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import decode, digest, encode, layout_of
 from fedskew.federation.world import World
 from fedskew.methods.fedavg import FedAvg
+from fedskew.studies.randomness import Watch, watched
 
-ROUNDS = 2
-SPLIT = "sample:keep=400+dirichlet:alpha=0.5,clients=5,min=5"
+ROUNDS, LEARNING = 2, 10  # rounds of most laws, and of the one that asks whether it learns
+SPLIT, EASY = "sample:keep=400+dirichlet:alpha=0.5,clients=5,min=5", "sample:keep=400+iid:clients=5"
 PUBLIC = "public:per_class=4+"  # put before the split of a method that needs public data
 
 
@@ -48,13 +49,22 @@ class Subject:
     method: Method
     model: str = "mlp:hidden=32"
 
-    def world(self, *, method: Method | None = None, batch_norm: Any = "aggregate") -> World:
+    def world(
+        self,
+        *,
+        method: Method | None = None,
+        batch_norm: Any = "aggregate",
+        split: str = SPLIT,
+        rounds: int = ROUNDS,
+        seed: int = 0,
+    ) -> World:
         """A fresh small federation."""
         experiment = Experiment(
             method=method or self.method,
-            split=PUBLIC + SPLIT if self.method.public else SPLIT,
+            split=PUBLIC + split if self.method.public else split,
             model=self.model,
-            rounds=ROUNDS,
+            rounds=rounds,
+            seed=seed,
             training=Training(lr=0.1, batch_size=16, batch_norm=batch_norm),
         )
         return assemble(experiment).world
@@ -72,7 +82,7 @@ def train(world: World, cohorts: Sequence[Sequence[int]] | None = None) -> tuple
     def cohort(round: int) -> list[int]:
         return everyone if cohorts is None else list(cohorts[min(round, len(cohorts) - 1)])
 
-    records = run(world.method, simulation, world.server_site, ROUNDS, cohort, evaluate=lambda round: False)
+    records = run(world.method, simulation, world.server_site, world.rounds, cohort, evaluate=lambda round: False)
     return list(records), simulation
 
 
@@ -82,10 +92,15 @@ def fingerprints(records: Sequence[Record], simulation: Simulation) -> list[str]
     return [digest(records[-1].server), *(sha256(store.get(c)) for c in range(simulation.population))]
 
 
-def equal(a: Payload, b: Payload) -> bool:
-    """Whether two payloads are the same bit for bit."""
+def equal(a: Payload, b: Payload, tolerance: float = 0.0) -> bool:
+    """Whether two payloads are the same: groups, names, types, shapes and values; NaN is equal to NaN."""
+
+    def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+        fits = (x.dtype, x.shape) == (y.dtype, y.shape)
+        return fits and torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+
     return a.keys() == b.keys() and all(
-        a[g].keys() == b[g].keys() and all(torch.equal(a[g][n], b[g][n]) for n in a[g]) for g in a
+        a[g].keys() == b[g].keys() and all(same(a[g][n], b[g][n]) for n in a[g]) for g in a
     )
 
 
@@ -109,6 +124,34 @@ def is_a_plain_value(subject: Subject) -> str:
     return ""
 
 
+def hooks_return_payloads(subject: Subject) -> str:
+    """Hooks return what the loop expects."""
+    world = subject.world()
+    method = world.method
+    server = method.init_server(world.server_site(0, "init"))
+    if problem := not_a_payload(server, "init_server"):
+        return problem
+    broadcast = method.broadcast(server)
+    if problem := not_a_payload(broadcast, "broadcast"):
+        return problem
+    made: Any = method.client(world.site(0, 0, "train"), broadcast, {})
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Update)):
+        return f"`client` returned {type(made).__name__}, expected an Update and the state: return update, state"
+    if problem := not_a_payload(made[0].payload, "client", "update") or not_a_payload(made[1], "client", "state"):
+        return problem
+    fresh = method.aggregate(world.server_site(0, "train"), server, iter([made[0]]))
+    personal = method.personalise(world.site(0, 0, "evaluate"), broadcast, made[1])
+    return not_a_payload(fresh, "aggregate") or not_a_payload(personal, "personalise")
+
+
+def not_a_payload(value: Any, hook: str, what: str = "result") -> str:
+    """What is wrong with something that should be groups of named tensors; "" if nothing is."""
+    if not isinstance(value, dict):
+        return f"the {what} of `{hook}` is {type(value).__name__}, expected a payload: {{group: Tensors(name=tensor)}}"
+    wrong = [group for group, tensors in value.items() if not isinstance(tensors, Tensors)]
+    return f"the {what} of `{hook}` has a group {wrong[0]!r} that is no Tensors" if wrong else ""
+
+
 def changes_no_argument(subject: Subject) -> str:
     """Hooks change none of their arguments."""
     world = subject.world()
@@ -127,12 +170,18 @@ def changes_no_argument(subject: Subject) -> str:
 
 
 def payloads_can_be_sent(subject: Subject) -> str:
-    """What it sends and keeps survives the wire, and all updates have one layout."""
+    """What it sends and keeps survives the wire, models have the net's types, and all updates have one layout."""
     world = subject.world()
     server, states = world.method.init_server(world.server_site(0, "init")), dict[int, Payload]()
     layouts = set()
     for round in range(ROUNDS):
         server, updates = one_round(world, server, states, round)
+        for what, payload in (("the update", updates[0].payload), ("the server's model", server)):
+            for name, parameter in world.net.named_parameters():
+                found = payload.get("parameters", {}).get(name, parameter)
+                if (found.dtype, found.shape) != (parameter.dtype, parameter.shape):
+                    given, wanted = (f"{t.dtype} {list(t.shape)}" for t in (found, parameter))
+                    return f"{what} has {name} as {given}, the net has {wanted}"
         for payload in (server, world.method.broadcast(server), *states.values(), *(u.payload for u in updates)):
             if not equal(payload, decode(encode(payload))):
                 return "a payload is not the same after it was sent"
@@ -144,7 +193,30 @@ def same_seed_same_bits(subject: Subject) -> str:
     """Two runs with one seed give the same bits."""
     if fingerprints(*train(subject.world())) == subject.bits:
         return ""
-    return "two runs with the same seed differ: draw random numbers from site.rng only"
+    return "two runs with the same seed differ: draw from site.rng only, and keep nothing in the method or its module"
+
+
+def randomness_follows_the_seed(subject: Subject) -> str:
+    """Random numbers come from the run's seed: no global generator is touched, no generator has a fixed seed.
+
+    A seed that is a setting of the method, for what all clients must draw alike, may be fixed.
+    """
+    seen = list[Watch]()
+    for seed in (0, 1):
+        world = subject.world(seed=seed)
+        server = world.method.init_server(world.server_site(0, "init"))
+        sites = [world.site(client, 0, "train") for client in (0, 1)]
+        with watched() as watch:
+            broadcast = world.method.broadcast(server)
+            sent = [world.method.client(site, broadcast, {})[0] for site in sites]
+            world.method.aggregate(world.server_site(0, "train"), server, iter(sent))
+        seen.append(watch)
+    if seen[0].touched:
+        return f"it draws from, or seeds, the global generator of {' and '.join(seen[0].touched)}: use site.rng"
+    fixed = seen[0].seeds & seen[1].seeds
+    if fixed and not any("seed" in field.name for field in dataclasses.fields(subject.method)):
+        return f"it seeds a generator with {min(fixed)} whatever the run's seed: use site.rng"
+    return ""
 
 
 def keeps_nothing_between_calls(subject: Subject) -> str:
@@ -205,7 +277,14 @@ def server_needs_only_sums(subject: Subject, *, declared: bool | None = None) ->
         plain = [dataclasses.replace(update, weight=1.0, payload=_rounded(update.payload)) for update in updates]
         mixed = _permuted([update.payload for update in plain], rng)
         others = [dataclasses.replace(update, payload=payload) for update, payload in zip(plain, mixed, strict=True)]
-        a, b = (method.aggregate(world.server_site(round, stage), server, iter(sent)) for sent in (plain, others))
+        a, again, b, turned = (
+            method.aggregate(world.server_site(round, stage), server, iter(sent))
+            for sent in (plain, plain, others, plain[::-1])
+        )
+        if not equal(a, again):
+            return "`aggregate` gives two results for the same updates"
+        if not equal(a, turned, tolerance=1e-4):
+            return "the server's state depends on the order of the updates"
         if not equal(a, b):
             return "the server's state depends on single clients' tensors: declare sums_only = False"
     return ""
@@ -234,6 +313,22 @@ def _permuted(payloads: Sequence[Payload], rng: torch.Generator) -> list[Payload
     return made
 
 
+def it_learns(subject: Subject) -> str:
+    """On an easy split its model gets more than half as far above chance as FedAvg's."""
+    reached = []
+    for method in (subject.method, FedAvg()):
+        world = subject.world(method=method, split=EASY, rounds=LEARNING)
+        records, simulation = train(world)
+        metrics = simulation.evaluate(LEARNING - 1, method.broadcast(records[-1].server))
+        shared, personal = metrics.global_, metrics.clients.personal
+        reached.append(shared.accuracy if shared is not None else personal.mean if personal is not None else 0.0)
+    ours, plain = reached
+    chance = 1 / world.classes
+    if ours - chance > (plain - chance) / 2:
+        return ""
+    return f"after {LEARNING} rounds on IID digits its model has {ours:.0%}, FedAvg's {plain:.0%}, chance {chance:.0%}"
+
+
 def any_number_of_workers(subject: Subject) -> str:
     """One process and two worker processes give the same bits."""
     found = set()
@@ -249,14 +344,17 @@ LAWS: dict[str, Callable[[Subject], str | None]] = {
     (law.__doc__ or "").split("\n")[0].rstrip("."): law
     for law in (
         is_a_plain_value,
+        hooks_return_payloads,
         changes_no_argument,
         payloads_can_be_sent,
         same_seed_same_bits,
+        randomness_follows_the_seed,
         keeps_nothing_between_calls,
         clients_may_be_absent,
         every_batch_norm_policy_works,
         terms_off_is_fedavg,
         server_needs_only_sums,
+        it_learns,
         any_number_of_workers,
     )
 }
@@ -268,7 +366,9 @@ def check(method: Method, model: str = Subject.model) -> Iterator[Outcome]:
     subject.world()  # a mistake in the settings is the user's: it is raised, not reported as a law
     for words, law in LAWS.items():
         try:
-            yield Outcome(words, law(subject))
+            yield (outcome := Outcome(words, law(subject)))
+            if outcome.problem and law is hooks_return_payloads:
+                return  # all others would fail for the same reason
         except UsageError as error:
             yield Outcome(words, str(error))
         except Exception as error:  # the method is the user's: it may raise anything

@@ -54,7 +54,7 @@ def bf16_body(net: Any, device: str) -> Iterator[None]:
 
 def bf16_warning(precision: str, device: str) -> str:
     """One sentence if this machine has no bfloat16 units for this device, else ""."""
-    if precision != "bf16" or device != "cpu":
+    if precision != "bf16" or device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch 2.6 has none
         return ""
     has = torch.cpu.get_capabilities()
     return "" if any(has.get(unit) for unit in ("avx512_bf16", "amx_bf16", "bf16")) else SLOW
