@@ -320,8 +320,8 @@ def it_learns(subject: Subject) -> str:
         world = subject.world(method=method, split=EASY, rounds=LEARNING)
         records, simulation = train(world)
         metrics = simulation.evaluate(LEARNING - 1, method.broadcast(records[-1].server))
-        shared, personal = metrics.global_, metrics.clients.personal
-        reached.append(shared.accuracy if shared is not None else personal.mean if personal is not None else 0.0)
+        shared, clients = metrics.global_, metrics.clients
+        reached.append(shared.accuracy if shared is not None else clients.personal.mean if clients is not None else 0.0)
     ours, plain = reached
     chance = 1 / world.classes
     if ours - chance > (plain - chance) / 2:
