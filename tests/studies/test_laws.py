@@ -12,10 +12,8 @@ from fedskew.core.tensors import Tensors
 from fedskew.experiment.given import method_of
 from fedskew.methods.fedavgm import FedAvgM
 from fedskew.studies.laws import (
-    Subject,
     changes_no_argument,
     check,
-    equal,
     hooks_return_payloads,
     it_learns,
     keeps_nothing_between_calls,
@@ -24,6 +22,7 @@ from fedskew.studies.laws import (
     server_needs_only_sums,
     terms_off_is_fedavg,
 )
+from fedskew.studies.subject import Subject, equal
 from helpers.own_code import MY
 
 pytestmark = pytest.mark.usefixtures("quick_workers", "own_folder")
@@ -68,7 +67,7 @@ def test_a_fault_is_named_and_a_method_without_it_passes(name: str, law: Any, sa
 
 def test_a_fixed_seed_may_be_a_setting() -> None:
     """FedMR's clients must agree on an order, drawn from its setting `share_seed`."""
-    assert randomness_follows_the_seed(Subject(method_of("fedmr:share=0.5"))) == ""
+    assert randomness_follows_the_seed(Subject(method_of("fedmr:proto_share=0.5"))) == ""
 
 
 def test_wrong_results_of_hooks_end_the_check() -> None:
