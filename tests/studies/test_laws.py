@@ -68,7 +68,7 @@ def test_a_fault_is_named_and_a_method_without_it_passes(name: str, law: Any, sa
 
 def test_a_fixed_seed_may_be_a_setting() -> None:
     """FedMR's clients must agree on an order, drawn from its setting `share_seed`."""
-    assert randomness_follows_the_seed(Subject(method_of("fedmr:share=0.5"))) == ""
+    assert randomness_follows_the_seed(Subject(method_of("fedmr:proto_share=0.5"))) == ""
 
 
 def test_wrong_results_of_hooks_end_the_check() -> None:
