@@ -133,8 +133,8 @@ class ConvPool(nn.Conv2d):
                 grads = aten.convolution_backward(
                     grad, x, weight, [self.out_channels], self.stride, self.padding, [1, 1], False, [0, 0], 1, wanted
                 )
-        for parameter, values in zip(self.parameters(recurse=False), grads[1:], strict=True):
-            cast(Tensor, parameter.grad).copy_(cast(Tensor, values))
+        for parameter, values in zip((self.weight, self.bias), grads[1:], strict=True):
+            cast(Tensor, cast(Tensor, parameter).grad).copy_(cast(Tensor, values))
         return cast(Tensor, grads[0]) if wants_input else None
 
 
