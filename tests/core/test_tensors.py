@@ -1,4 +1,7 @@
+import copy
+import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +140,29 @@ def test_an_overlay_stays_one_vector_only_if_it_replaces_all_entries_in_their_or
     assert (x | turned).flat is None  # its entries lie in another order
     assert (x | dict(y)).flat is None
     assert (x | y.like(["a"])).flat is None
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        list, len, dict, sorted, repr, reversed, copy.copy, copy.deepcopy,
+        lambda x: {**x}, lambda x: {} | x, lambda x: "b" in x, lambda x: x.get("b"), lambda x: x["b"],
+        lambda x: list(x.items()), lambda x: list(x.values()), lambda x: x.copy(), lambda x: bool(x),
+        lambda x: pickle.loads(pickle.dumps(x)), lambda x: x.keys() & {"a"}, lambda x: x.like(["b"]),
+    ],
+)  # fmt: skip
+def test_views_that_have_not_been_made_yet_are_seen_by_every_way_of_looking(look: Callable[[Tensors], Any]) -> None:
+    like = {"a": torch.empty(1), "b": torch.empty(1, 1)}
+    views = Tensors.views(torch.tensor([1.0, 2.0]), like)
+    apart = Tensors(a=torch.tensor([1.0]), b=torch.tensor([[2.0]]))
+    seen, expected = look(views), look(apart)
+    if isinstance(expected, type(reversed({}))):
+        seen, expected = list(seen), list(expected)
+    assert str(seen) == str(expected)
+
+
+def test_equal_vectors_are_equal_tensors() -> None:
+    like = {"a": torch.empty(())}
+    x, y = Tensors.views(torch.ones(1), like), Tensors.views(torch.zeros(1), like)
+    assert x == {"a": torch.ones(())}
+    assert x != y

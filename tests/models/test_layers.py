@@ -17,9 +17,10 @@ PLAIN = Layers(fast=False)
 
 # inputs, outputs, padding, batch: one case for each algorithm of ConvPool
 CASES = {
-    "native, first layer": (1, 6, 0, 10),
+    "native, colour": (3, 6, 0, 4),
     "native": (6, 16, 0, 10),
-    "phased": (1, 6, 0, 20),
+    "phased, one channel": (1, 6, 0, 20),
+    "phased, one channel, padded": (1, 6, 2, 3),
     "phased, colour": (3, 6, 2, 10),
     "narrow": (6, 16, 0, 20),
     "wide": (3, 32, 2, 5),
@@ -84,16 +85,19 @@ def test_each_case_of_conv_pool_uses_the_convolution_meant_for_it() -> None:
         with torch.profiler.profile() as profile:
             layer(torch.zeros(batch, inputs, 12, 12))
         seen[case] = {event.key for event in profile.key_averages()}
-    assert [case for case in CASES if "aten::_slow_conv2d_forward" in seen[case]] == ["native, first layer", "native"]
-    assert [case for case in CASES if "_PhasedConvPool" in seen[case]] == ["phased", "phased, colour"]
+    assert [case for case in CASES if "aten::_slow_conv2d_forward" in seen[case]] == ["native, colour", "native"]
+    phases = [case for case in CASES if "_PhasedConvPool" in seen[case]]
+    assert phases == ["phased, one channel", "phased, one channel, padded", "phased, colour"]
+    assert [case for case in phases if "aten::bmm" in seen[case]] == phases[:2]
 
 
+@pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("size", [(6, 6), (7, 6), (7, 9)])
-def test_the_phased_convolution_passes_gradcheck(padding: int, size: tuple[int, int]) -> None:
+def test_the_phased_convolution_passes_gradcheck(channels: int, padding: int, size: tuple[int, int]) -> None:
     g = torch.Generator().manual_seed(3)
-    x = torch.randn(2, 2, *size, generator=g, dtype=torch.double, requires_grad=True)
-    weight = torch.randn(2, 2, 5, 5, generator=g, dtype=torch.double, requires_grad=True)
+    x = torch.randn(2, channels, *size, generator=g, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(2, channels, 5, 5, generator=g, dtype=torch.double, requires_grad=True)
     bias = torch.randn(2, generator=g, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, weight, bias: phased(x, weight, bias, padding), (x, weight, bias))
 

@@ -51,7 +51,8 @@ def fit(
     net, training = site.net, training or site.training
     index = module_index(net)
     for name, parameter in index.parameters:
-        parameter.requires_grad_(name.startswith(train))
+        if parameter.requires_grad != name.startswith(train):
+            parameter.requires_grad_(not parameter.requires_grad)
     set_mode(index.layers, True)
     for layers, parameters in index.parts:
         set_mode(layers, move_statistics or any(p.requires_grad for p in parameters))
@@ -66,20 +67,24 @@ def fit(
     half = training.precision == "bf16"
     by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu" and not half
     chain = chain_of(net, net.body, net.head) if by_hand else None
-    done, total = 0, 0.0
+    done, total, seed = 0, 0.0, int(torch.randint(1 << 62, (), generator=site.rng))
+    stream = batches(site, training, epochs=epochs, steps=steps)
+    if chain is not None and isinstance(descent, FlatDescent):
+        with torch.no_grad():
+            for x, y in stream:
+                total += chain.gradient(x, y)
+                descent.add_terms()
+                descent.step()
+                done += 1
+        return Fit(done, total / max(done, 1))
     # dropout reads the global generator: seed it from the site's, and restore it afterwards
     with torch.random.fork_rng(devices=[]), bf16_body(net, site.device) if half else nullcontext():
-        torch.default_generator.manual_seed(int(torch.randint(1 << 62, (), generator=site.rng)))
-        for x, y in batches(site, training, epochs=epochs, steps=steps):
-            if chain is not None and isinstance(descent, FlatDescent):
-                with torch.no_grad():
-                    total += chain.gradient(x, y)
-                descent.add_terms()
-            else:
-                descent.zero_grad()
-                value = loss(net, x, y)
-                value.backward()  # type: ignore[no-untyped-call]
-                total += value.item()
+        torch.default_generator.manual_seed(seed)
+        for x, y in stream:
+            descent.zero_grad()
+            value = loss(net, x, y)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.item()
             descent.step()
             done += 1
     return Fit(done, total / max(done, 1))

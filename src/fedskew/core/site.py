@@ -84,12 +84,13 @@ class Site:
 
     def _shared_parameters(self, personal: tuple[str, ...]) -> Tensors:
         """A copy of the parameters that are not personal, as views of one vector if that is possible."""
-        entries = [(name, p.detach()) for name, p in module_index(self.net).parameters if not name.startswith(personal)]
+        index = module_index(self.net)
+        flat = held_flat(self.net) if self.device == "cpu" and not personal else None
+        if flat is not None:
+            return Tensors.views(flat.values.clone(), index.layout)
+        entries = [(name, p.detach()) for name, p in index.parameters if not name.startswith(personal)]
         if self.device != "cpu" or len({p.dtype for _, p in entries}) != 1:
             return self._copies(entries)
-        flat = held_flat(self.net)
-        if flat is not None and flat.values.numel() == sum(p.numel() for _, p in entries):
-            return Tensors.views(flat.values.clone(), dict(entries))
         return Tensors.views(torch.cat([p.reshape(-1) for _, p in entries]), dict(entries))
 
     @staticmethod
@@ -142,9 +143,8 @@ def copied(tensor: Tensor) -> Tensor:
 
 def _filled_at_once(net: nn.Module, source: Tensors) -> bool:
     """Copy all parameters as one vector if both sides are one; otherwise do nothing."""
-    whole = source.flat is not None and list(source) == [name for name, _ in module_index(net).parameters]
-    flat = held_flat(net) if whole else None
-    if flat is None or source.flat is None or flat.values.numel() != source.flat.numel():
+    flat = held_flat(net) if source.layout == module_index(net).layout else None
+    if flat is None or source.flat is None:
         return False
     flat.values.copy_(source.flat)
     return True

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors  # in C++, a third of the time of split and view
+
+
+@dataclass(frozen=True)
+class VectorLayout:
+    """Names and shapes of tensors that are views of one vector, in order; see `vector_layout`."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # what follows from it, for reuse
+
+    @cached_property
+    def like(self) -> tuple[Tensor, ...]:
+        """Tensors of these shapes, without memory."""
+        return tuple(torch.empty(shape, device="meta") for shape in self.shapes)
+
+
+def vector_layout(tensors: Mapping[str, Tensor]) -> VectorLayout:
+    """The layout of these tensors, were they views of one vector."""
+    if isinstance(tensors, Tensors) and tensors.layout is not None:
+        return tensors.layout
+    return VectorLayout(tuple(tensors), tuple(t.shape for t in tensors.values()))
 
 
 class Tensors(dict[str, Tensor]):
@@ -19,52 +42,73 @@ class Tensors(dict[str, Tensor]):
     >>> (w - 0.5 * update)["a"].tolist()
     [-0.5, 0.5]
 
-    For speed, tensors may be views of one vector, `flat`; then one operation on it does for all of them. Setting or
-    removing an entry gives that up. Results are bit-identical: sums, differences, products and quotients are rounded
-    element by element.
+    For speed, tensors may be views of one vector, `flat`; then one operation on it does for all of them, and the views
+    are made when an entry is first looked at. Setting or removing an entry gives that up. Results are bit-identical:
+    sums, differences, products and quotients are rounded element by element.
     """
 
     flat: Tensor | None = None  # all entries in order, one after the other; None: they are not views of one vector
+    layout: VectorLayout | None = None  # names and shapes of the views; None: there is no vector
+    _made = True  # whether the views are in the dict
 
     @classmethod
-    def views(cls, flat: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    def views(cls, flat: Tensor, like: Mapping[str, Tensor] | VectorLayout) -> Tensors:
         """Views of a vector, with the names and shapes of `like`."""
-        parts = _unflatten_dense_tensors(flat, tuple(like.values()))  # type: ignore[no-untyped-call]
-        made = cls(zip(like, parts, strict=True))
-        made.flat = flat
+        made = cls()
+        made.flat, made.layout, made._made = (
+            flat,
+            like if isinstance(like, VectorLayout) else vector_layout(like),
+            False,
+        )
         return made
 
+    def _make(self) -> None:
+        """Put the views into the dict, if they are not there yet."""
+        if not self._made:
+            self._made = True
+            flat, layout = cast(Tensor, self.flat), cast(VectorLayout, self.layout)
+            parts = _unflatten_dense_tensors(flat, layout.like)  # type: ignore[no-untyped-call]
+            super().update(zip(layout.names, parts, strict=True))
+
+    def _loosen(self) -> None:
+        """Entries are about to change: they are no longer views of one vector."""
+        self._make()
+        self.flat = self.layout = None
+
     def __setitem__(self, name: str, tensor: Tensor) -> None:
-        self.flat = None
+        self._loosen()
         super().__setitem__(name, tensor)
 
     def __delitem__(self, name: str) -> None:
-        self.flat = None
+        self._loosen()
         super().__delitem__(name)
 
     def pop(self, *arguments: Any) -> Any:
-        self.flat = None
+        self._loosen()
         return super().pop(*arguments)
 
     def popitem(self) -> tuple[str, Tensor]:
-        self.flat = None
+        self._loosen()
         return super().popitem()
 
     def clear(self) -> None:
-        self.flat = None
+        self._loosen()
         super().clear()
 
     def update(self, *arguments: Any, **named: Tensor) -> None:
-        self.flat = None
+        self._loosen()
         super().update(*arguments, **named)
 
     def setdefault(self, name: str, tensor: Tensor) -> Tensor:
-        self.flat = None
+        self._loosen()
         return super().setdefault(name, tensor)
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[override, misc]
         self.update(other)
         return self
+
+    def __reduce__(self) -> Any:
+        return Tensors, (dict(self),)
 
     def __add__(self, other: Mapping[str, Tensor]) -> Tensors:
         return self._zip(torch.add, other)
@@ -82,10 +126,10 @@ class Tensors(dict[str, Tensor]):
 
     def __or__(self, other: Mapping[str, Tensor]) -> Tensors:  # type: ignore[override]
         """All entries of both; those of `other` where both have a name."""
-        made = Tensors({**self, **other})
-        if isinstance(other, Tensors) and list(self) == list(other):
-            made.flat = other.flat
-        return made
+        vector = isinstance(other, Tensors) and other.flat is not None
+        if vector and vector_layout(self).names == vector_layout(other).names:
+            return Tensors.views(other.flat, other)  # type: ignore[attr-defined]
+        return Tensors({**self, **other})
 
     def dot(self, other: Mapping[str, Tensor]) -> Tensor:
         """The inner product, summed over all names."""
@@ -105,10 +149,10 @@ class Tensors(dict[str, Tensor]):
         return Tensors({n: t for n, t in self.items() if n not in inside}), inside
 
     def _zip(self, op: Callable[[Tensor, Tensor], Tensor], other: Mapping[str, Tensor]) -> Tensors:
-        if self.keys() != other.keys():
-            raise ValueError(f"tensor names differ: {sorted(self.keys() ^ other.keys())}")
         if self.aligned(other):
             return Tensors.views(op(self.flat, other.flat), self)  # type: ignore[arg-type,attr-defined]
+        if self.keys() != other.keys():
+            raise ValueError(f"tensor names differ: {sorted(self.keys() ^ other.keys())}")
         return Tensors({name: op(t, other[name]) for name, t in self.items()})
 
     def _map(self, op: Callable[[Tensor], Tensor]) -> Tensors:
@@ -118,13 +162,24 @@ class Tensors(dict[str, Tensor]):
 
     def aligned(self, other: Mapping[str, Tensor]) -> bool:
         """Whether both are views of one vector each, with the same names and shapes in the same order."""
-        return (
-            self.flat is not None
-            and isinstance(other, Tensors)
-            and other.flat is not None
-            and list(self) == list(other)
-            and all(a.shape == b.shape for a, b in zip(self.values(), other.values(), strict=True))
-        )
+        return self.layout is not None and isinstance(other, Tensors) and self.layout == other.layout
+
+
+def _made_first(name: str) -> Callable[..., Any]:
+    """A method of dict that puts the views into the dict before it looks."""
+    method = getattr(dict, name)
+
+    def call(self: Tensors, *arguments: Any) -> Any:
+        self._make()
+        return method(self, *arguments)
+
+    return call
+
+
+# `__iter__` is also what makes C code that copies a dict, such as {**tensors}, call these instead of looking itself
+for _name in ("__getitem__", "__iter__", "__len__", "__contains__", "__eq__", "__ne__", "__repr__", "__reversed__",
+              "__ror__", "keys", "values", "items", "get", "copy"):  # fmt: skip
+    setattr(Tensors, _name, _made_first(_name))
 
 
 class Mean:
@@ -140,13 +195,15 @@ class Mean:
 
     def add(self, tensors: Mapping[str, Tensor], weight: float) -> None:
         """Count in one item. All items must have the same names; weights need not sum to one."""
+        if self._added_at_once(tensors, weight):
+            self.total += weight
+            return
         if not self.kinds:
-            self.kinds = {name: t.dtype for name, t in tensors.items()}
-        elif self.kinds.keys() != tensors.keys():
+            first = tensors if not self.sums else dict.fromkeys(self.sums, torch.empty(0))  # a vector of float32
+            self.kinds = {name: t.dtype for name, t in first.items()}
+        if self.kinds.keys() != tensors.keys():
             raise ValueError(f"tensor names differ: {sorted(self.kinds.keys() ^ tensors.keys())}")
         self.total += weight
-        if self._added_at_once(tensors, weight):
-            return
         for name, t in tensors.items():
             if name not in self.sums:
                 self.sums[name] = t.to(torch.float64, copy=True).mul_(weight) if t.is_floating_point() else t.clone()

@@ -222,7 +222,7 @@ class Node:
             answer.clipped = norm > clip
             self.notes.append(f"round {request.round + 1}: the norm of the update is {norm:.3g}, at most {clip:g} left")
         self.states.settle(request.run, request.base, request.keep)
-        self.states.put(request.run, request.round, result.state)
+        self.states.put(request.run, request.round, result.state_blob())
         answer.weight, answer.seconds = result.update.weight, result.seconds
         allowed = self.policy.metrics
         answer.metrics = {k: v for k, v in result.update.metrics.items() if allowed is None or k in allowed}

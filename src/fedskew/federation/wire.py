@@ -15,13 +15,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedskew.core.tensors import Payload, Tensors
+from fedskew.core.tensors import Payload, Tensors, VectorLayout, vector_layout
 
 KINDS = {
     "F64": torch.float64,
@@ -49,16 +49,24 @@ class Group(NamedTuple):
     name: str
     entries: tuple[tuple[TensorSpec, int], ...]  # (tensor, offset) in order
     flat: tuple[torch.dtype, int, int] | None  # type, count and offset if they are one vector; None: they are not
-    like: dict[str, Tensor]  # their names and shapes, without memory
+    layout: VectorLayout  # their names and shapes
 
 
 def layout_of(payload: Payload) -> Layout:
     """Groups, names, types and shapes of a payload."""
-    return tuple(
-        (group, name, NAMES[t.dtype], tuple(t.shape))
-        for group, tensors in payload.items()
-        for name, t in tensors.items()
-    )
+    return tuple(chain.from_iterable(_specs(group, tensors) for group, tensors in payload.items()))
+
+
+def _specs(group: str, tensors: Tensors) -> Layout:
+    """The tensors of a group; of views of one vector they are worked out once for each layout."""
+    if tensors.flat is None or tensors.layout is None:
+        return tuple((group, name, NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
+    layout, kind = tensors.layout, NAMES[tensors.flat.dtype]
+    if (group, kind) not in layout.known:
+        pairs = zip(layout.names, layout.shapes, strict=True)
+        layout.known[group, kind] = tuple((group, name, kind, tuple(shape)) for name, shape in pairs)
+    specs: Layout = layout.known[group, kind]
+    return specs
 
 
 @lru_cache(maxsize=256)
@@ -97,19 +105,20 @@ def encode_into(buffer: memoryview, payload: Payload, notes: Mapping[str, Any] |
     buffer[: len(header)] = header
     first = 0
     for group in payload.values():
-        places = offsets[first : first + len(group)]
-        first += len(group)
-        if group.flat is not None and list(places) == _consecutive(places[0], group):
+        count = len(group) if group.layout is None else len(group.layout.names)
+        places = offsets[first : first + count]
+        first += count
+        if group.flat is not None and places == _consecutive(places[0], vector_layout(group), group.flat):
             group = Tensors(all=group.flat)
         for offset, t in zip(places, group.values(), strict=False):
             _tensor(buffer, t.dtype, tuple(t.shape), len(header) + offset).copy_(t)
     return len(header) + end
 
 
-def _consecutive(start: int, group: Tensors) -> list[int]:
-    """Offsets of a group's tensors if they follow each other without gaps."""
-    sizes = [t.numel() * t.element_size() for t in group.values()]
-    return [start, *(start + end for end in accumulate(sizes[:-1]))]
+def _consecutive(start: int, layout: VectorLayout, vector: Tensor) -> tuple[int, ...]:
+    """Offsets of the parts of a vector if they follow each other without gaps."""
+    sizes = [shape.numel() * vector.element_size() for shape in layout.shapes]
+    return (start, *(start + end for end in accumulate(sizes[:-1])))
 
 
 def encode(payload: Payload, notes: Mapping[str, Any] | None = None) -> bytearray:
@@ -184,7 +193,7 @@ def decode_with_notes(blob: bytes | bytearray | memoryview) -> tuple[Payload, di
 def _decode(
     blob: bytes | bytearray | memoryview, read_header: Callable[[bytes, int], Header]
 ) -> tuple[Payload, dict[str, Any]]:
-    view = memoryview(blob)
+    view = blob if isinstance(blob, memoryview) else memoryview(blob)  # tensors keep this very object alive
     if view.readonly:  # tensors are writable
         view = memoryview(bytearray(view))
     size = int.from_bytes(view[:8], "little")
@@ -200,13 +209,13 @@ def _decode(
 def _group(name: str, entries: list[tuple[TensorSpec, int]]) -> Group:
     """A group, whose tensors are one vector if they have one type and follow each other."""
     counts = [math.prod(shape) for (_, _, _, shape), _ in entries]
-    like = {name: torch.empty(shape, device="meta") for (_, name, _, shape), _ in entries}
+    layout = VectorLayout(tuple(s[1] for s, _ in entries), tuple(torch.Size(s[3]) for s, _ in entries))
     if not sum(counts):
-        return Group(name, tuple(entries), None, like)
+        return Group(name, tuple(entries), None, layout)
     kind, offset = entries[0][0][2], entries[0][1]
     ends = [offset + KINDS[kind].itemsize * end for end in accumulate(counts, initial=0)]
     apart = any(spec[2] != kind or at != end for (spec, at), end in zip(entries, ends, strict=False))
-    return Group(name, tuple(entries), None if apart else (KINDS[kind], sum(counts), offset), like)
+    return Group(name, tuple(entries), None if apart else (KINDS[kind], sum(counts), offset), layout)
 
 
 def _tensors(view: memoryview, group: Group, start: int) -> Tensors:
@@ -216,7 +225,7 @@ def _tensors(view: memoryview, group: Group, start: int) -> Tensors:
             {name: _tensor(view, KINDS[kind], shape, start + at) for (_, name, kind, shape), at in group.entries}
         )
     kind, count, offset = group.flat
-    return Tensors.views(torch.frombuffer(view, dtype=kind, count=count, offset=start + offset), group.like)
+    return Tensors.views(torch.frombuffer(view, dtype=kind, count=count, offset=start + offset), group.layout)
 
 
 def _tensor(view: memoryview, kind: torch.dtype, shape: tuple[int, ...], offset: int) -> Tensor:

@@ -21,8 +21,8 @@ from fedskew.core.settings import UsageError
 from fedskew.evaluation.scores import SMALL, ClientScore, score_of
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
-from fedskew.federation.simulate.jobs import Job
-from fedskew.federation.simulate.processes import Worker, Workers
+from fedskew.federation.simulate.jobs import Job, Trained
+from fedskew.federation.simulate.processes import DEPTH, Worker, Workers
 from fedskew.federation.simulate.shared_memory import SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.simulate.window import Window
@@ -182,3 +182,21 @@ def test_workers_send_predictions_and_counts_as_they_are() -> None:
             assert isinstance(found, ClientScore)
             assert found.personal.counts == one.counts
             assert (found.shared is found.personal) == (score.shared is score.personal)
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_updates_that_are_kept_stay_as_they_were_and_their_slots_come_back() -> None:
+    """All 40 updates are kept, many more than the workers have slots."""
+    world = digits(FedAvg(), split="iid:clients=40")
+    jobs = [Job("train", 0, "train", client) for client in range(40)]
+    with Simulation(world, workers=2) as simulation:
+        pool = simulation.pool
+        assert isinstance(pool, Workers)
+        results = pool.map(jobs, world.initial, lambda client: b"")
+        kept = [result.update for result in results if isinstance(result, Trained)]
+        for client, update in enumerate(kept):
+            alone = world.train_client(client, 0, "train", world.initial, {}).update
+            assert digest(update.payload) == digest(alone.payload)
+        assert any(worker.lent for worker in pool.workers)
+        del update, kept
+        assert [(worker.lent, len(worker.slots)) for worker in pool.workers] == [(0, 2 * DEPTH)] * 2

@@ -50,8 +50,8 @@ class Flat:
 
     def vector(self, net: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors by name as one vector that lies as `values` do; it may share their memory."""
-        names = [name for name, _ in module_index(net).parameters]
-        if self.plain and isinstance(tensors, Tensors) and tensors.flat is not None and list(tensors) == names:
+        if self.plain and isinstance(tensors, Tensors) and tensors.layout == module_index(net).layout:
+            assert tensors.flat is not None
             return tensors.flat
         made, start = torch.zeros_like(self.values), 0
         for name, p in module_index(net).parameters:

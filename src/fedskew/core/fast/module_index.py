@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedskew.core.tensors import vector_layout
+
 
 class ModuleIndex:
     """Parameters, buffers and layers of a net. It assumes that the module tree does not change once the net trains."""
 
     def __init__(self, net: nn.Module) -> None:
         self.parameters = list(net.named_parameters())
+        self.layout = vector_layout({name: p.detach() for name, p in self.parameters})
         self.buffers = list(net.named_buffers())
         self.layers = list(net.modules())
         self.norms = [layer for layer in self.layers if isinstance(layer, _BatchNorm)]

@@ -56,17 +56,23 @@ class Lost(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The result of a training job: the update, the client's new state as bytes (b"" if none), and the time it took."""
+    """The result of a training job: the update, the client's new state, and the time it took."""
 
     update: Update
-    state: Blob
+    state: Payload | Blob  # from a worker process as bytes
     seconds: float
+
+    def state_blob(self) -> Blob:
+        """The client's new state as bytes; b"" if it is empty."""
+        if isinstance(self.state, dict):
+            return encode(self.state) if self.state else b""
+        return self.state
 
 
 Result = Trained | ClientScore | Together | Score | Lost
 
 
-def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
+def perform(world: World, job: Job, broadcast: Payload, state: Blob | memoryview) -> Result:
     """Perform a job in this process. `state` is the client's state as bytes; b"" is a client without state.
 
     An error in a client's job gives `Lost`, so that the round continues without this client.
@@ -93,10 +99,10 @@ def perform(world: World, job: Job, broadcast: Payload, state: Blob) -> Result:
     if job.fault is not None:
         key = (world.seed, Purpose.FAULT, job.item + 1, job.round, KINDS.index(job.fault.kind), 1)
         update = spoiled(update, job.fault, broadcast, seeded(*key))
-    return Trained(update, encode(done.state) if done.state else b"", done.seconds)
+    return Trained(update, done.state, done.seconds)
 
 
-def decode_state(state: Blob) -> Payload:
+def decode_state(state: Blob | memoryview) -> Payload:
     """A client's state from bytes; b"" gives an empty state."""
     return decode(state) if state else {}
 

@@ -13,6 +13,7 @@ import selectors
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from fedskew.federation.simulate.shared_memory import (
     share,
 )
 from fedskew.federation.simulate.window import ATTEMPTS, MAX_WAITING_BYTES, Window
-from fedskew.federation.simulate.worker import pack, read_result, serve, unpack
+from fedskew.federation.simulate.worker import aligned, pack, read_result, serve, unpack
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
@@ -71,6 +72,7 @@ class Worker:
     states: SlotFiles  # client states that are sent along with jobs
     running: list[tuple[int, int]] = field(default_factory=list)  # (index of the job, slot), in order of submission
     ready: bool = False  # whether it has finished starting
+    lent: int = 0  # result slots whose update is still in use
 
 
 class Workers:
@@ -114,7 +116,8 @@ class Workers:
                 "define it at the top level of a module, or use one worker."
             ) from None
         theirs.close()
-        return Worker(number, process, mine, list(range(DEPTH)), SlotFiles(self.folder, f"state-{number}"))
+        states = SlotFiles(self.folder, f"state-{number}")
+        return Worker(number, process, mine, list(range(2 * DEPTH)), states)
 
     def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]:
         """Perform the jobs; yields results in the order of the jobs. `state(client)` is a client's state, or b""."""
@@ -167,7 +170,7 @@ class Workers:
             worker = min(free, key=lambda w: len(w.running))
             index = window.take()
             job = window.jobs[index]
-            slot = worker.slots[0]
+            slot = worker.slots[-1]
             blob = state(job.item) if job.needs_state else b""
             header = {"job": vars(job), "slot": slot, "broadcast": reference, "state": None}
             if blob:
@@ -203,8 +206,7 @@ class Workers:
                     worker.ready, self.failed_starts = True, 0
                     continue
                 index, slot = worker.running.pop(0)
-                collected.append((index, self._result(header)))
-                worker.slots.append(slot)
+                collected.append((index, self._result(header, worker, slot)))
                 self.performed["workers"] += 1
         return collected
 
@@ -239,16 +241,35 @@ class Workers:
                 window.give_back(index)
         return given_up
 
-    def _result(self, header: dict[str, Any]) -> Result:
-        """The result in a worker's message; see `WorkerFiles.write_result`."""
+    def _result(self, header: dict[str, Any], worker: Worker, slot: int) -> Result:
+        """The result in a worker's message (see `WorkerFiles.write_result`). The slot becomes free, now or later."""
         kind = header["kind"]
         if kind == "Trained":
             size, state_size = header["sizes"]
             self.recent_seconds = 0.9 * self.recent_seconds + 0.1 * header["seconds"]
-            payload = decode(self.results.read(header["file"], size))
+            payload = self._update(header["file"], size, worker, slot)
             update = Update(payload, header["weight"], header["metrics"])
-            return Trained(update, self.results.read(header["file"], state_size, size), header["seconds"])
+            return Trained(update, self.results.read(header["file"], state_size, aligned(size)), header["seconds"])
+        worker.slots.append(slot)
         return read_result(kind, header["fields"])
+
+    def _update(self, name: str, size: int, worker: Worker, slot: int) -> Payload:
+        """The update in a slot's file: as it is there, and the slot is free when nobody uses it any more.
+
+        If so many slots are lent that the worker could run out of them, it is copied, and the slot is free at once.
+        """
+        if worker.lent >= DEPTH:
+            worker.slots.append(slot)
+            return decode(self.results.read(name, size))
+
+        def give_back() -> None:
+            worker.lent -= 1
+            worker.slots.append(slot)
+
+        worker.lent += 1
+        view = self.results.view(name, size)
+        weakref.finalize(view, give_back).atexit = False
+        return decode(view)
 
     def _drain(self) -> None:
         """Wait for jobs of a round that was abandoned, and drop their results."""

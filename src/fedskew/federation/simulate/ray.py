@@ -85,7 +85,7 @@ class RayWorker:
             return result
         update = result.update
         return PackedUpdate(
-            to_array(update.payload), update.weight, update.metrics, bytes(result.state), result.seconds
+            to_array(update.payload), update.weight, update.metrics, bytes(result.state_blob()), result.seconds
         )
 
 

@@ -73,9 +73,13 @@ class SharedReader:
 
     def read(self, name: str, size: int, start: int = 0) -> bytearray:
         """A copy of `size` bytes of a file from `start` on. Afterwards the writer may overwrite the file."""
+        return bytearray(self.view(name, size, start))
+
+    def view(self, name: str, size: int, start: int = 0) -> memoryview:
+        """`size` bytes of a file from `start` on, as they are in the file."""
         if name not in self.files:
             self.files[name] = map_file(self.folder / name)
-        return bytearray(self.files[name][start : start + size])
+        return self.files[name][start : start + size]
 
 
 def share(path: Path, payload: Payload) -> Payload:

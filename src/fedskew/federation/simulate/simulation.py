@@ -122,7 +122,7 @@ class Simulation:
                 continue
             result = together[client] if client in together else next(results)
             if isinstance(result, Trained):
-                self.store.stage(client, round, result.state)
+                self.store.stage(client, round, result.state_blob())
                 self.client_seconds += result.seconds
                 yield Reply(client, result.update, seconds=result.seconds)
             else:

@@ -57,6 +57,11 @@ def unpack(message: bytes) -> dict[str, Any]:
     return dict(msgspec.msgpack.decode(message))
 
 
+def aligned(size: int) -> int:
+    """Where the state begins in a result's file, after an update of so many bytes."""
+    return -(-size // 8) * 8
+
+
 def serve(pipe: Connection, world: World, folder: Path, number: int) -> None:
     """Run a worker process: receive a job over `pipe`, perform it, send the result; end when the pipe is closed.
 
@@ -101,9 +106,12 @@ class WorkerFiles:
             self.current = (reference, decode(map_file(self.folder / name)[:size]))
         return self.current[1]
 
-    def read_state(self, reference: list[Any] | None) -> Blob:
-        """The client state at [file name, bytes]; None is a client without state, and gives b""."""
-        return self.states.read(*reference) if reference else b""
+    def read_state(self, reference: list[Any] | None) -> Blob | memoryview:
+        """The client state at [file name, bytes]; None is a client without state, and gives b"".
+
+        It is not copied: the parent leaves it as it is until it has the result.
+        """
+        return self.states.view(*reference) if reference else b""
 
     def write_result(self, result: Result, slot: int) -> bytes:
         """Write an update and the client's new state to the slot's file; returns the message for the parent.
@@ -113,12 +121,15 @@ class WorkerFiles:
         if not isinstance(result, Trained):
             return pack({"kind": type(result).__name__, "fields": plain_result(result)})
         update, state = result.update, result.state
-        size = size_in_bytes(update.payload)
-        name, buffer = self.results.of(slot, size + len(state))
+        assert isinstance(state, dict)
+        size, state_size = size_in_bytes(update.payload), size_in_bytes(state) if state else 0
+        start = aligned(size)
+        name, buffer = self.results.of(slot, start + state_size)
         encode_into(buffer, update.payload)
-        buffer[size : size + len(state)] = state
+        if state:
+            encode_into(buffer[start : start + state_size], state)
         about = {"weight": update.weight, "metrics": update.metrics, "seconds": result.seconds}
-        return pack({"kind": "Trained", "file": name, "sizes": [size, len(state)], **about})
+        return pack({"kind": "Trained", "file": name, "sizes": [size, state_size], **about})
 
 
 def plain_result(result: ClientScore | Together | Score | Lost) -> dict[str, Any]:
