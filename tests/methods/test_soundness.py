@@ -12,6 +12,7 @@ import pytest
 
 from fedskew.core.method import Method
 from fedskew.core.training import Training
+from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
@@ -81,8 +82,8 @@ def test_a_reason_on_the_method_s_page_holds_where_it_says_only(cell: Cell, kind
     assert verdict([0.5], cell=cell)[0] == kind
 
 
-def test_a_reason_may_name_a_net_or_everything() -> None:
-    for key in ("mlp", "everywhere"):
+def test_a_reason_may_name_a_net_or_net_and_split_or_everything() -> None:
+    for key in ("mlp", "mlp two", "everywhere"):
         kind = type("Other", (Toy,), {"weak_where": {key: "why"}})
         assert verdict([0.5], kind) == ("below, documented", "why")
 
@@ -127,7 +128,7 @@ def test_the_noise_of_a_half_trained_net_does_not_hide_what_is_wrong_on_another(
 
 
 def test_planted_a_battery_of_one_round_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NETS, "mlp", NETS["mlp"]._replace(rounds=1))
+    monkeypatch.setitem(NETS, "mlp", NETS["mlp"]._replace(rounds={"iid": 1}))
     cells = [Cell(name, "mlp", "iid") for name in ("fedavg", "fedncm")]
     scores = {(cell, 0): run_job(Job(cell, 0, 0.1), tmp_path) for cell in cells}
     assert [judge(cell, scores).kind for cell in cells] == ["no verdict", "no verdict"]
@@ -156,6 +157,15 @@ def test_a_method_without_a_global_model_is_compared_with_training_alone() -> No
     assert judge(cell, scores).kind == "below"
 
 
+def test_seeds_share_the_split() -> None:
+    """Else the noise would be that of the splits, which is many times larger than that of training."""
+    jobs = [Job(Cell("fedavg", "mlp", "dirichlet"), seed, 0.1) for seed in (0, 1)]
+    first, second = (assemble(experiment(job, KINDS["fedavg"])).partition.clients for job in jobs)
+    assert [set(samples) for samples in first] == [set(samples) for samples in second]
+    y = experiment(jobs[0], KINDS["fedavg"]).data.y_train  # type: ignore[union-attr]
+    assert min(len(set(y[samples])) for samples in first) < 10  # the split of the cell, not an IID one
+
+
 def test_a_method_with_a_public_set_is_compared_with_fedavg_on_the_same_split() -> None:
     """The public set is cut off before the split, so clients hold other samples."""
     assert reference_of(REGISTRY["ratioloss"]) == BESIDE_PUBLIC
@@ -170,7 +180,8 @@ def test_a_method_with_a_public_set_is_compared_with_fedavg_on_the_same_split() 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_weaknesses_are_declared_for_what_the_battery_has(name: str) -> None:
-    assert set(REGISTRY[name].weak_where) <= {*NETS, *SPLITS, "everywhere"}
+    pairs = {f"{net} {split}" for net in NETS for split in SPLITS}
+    assert set(REGISTRY[name].weak_where) <= {*pairs, *NETS, *SPLITS, "everywhere"}
     assert all(why.endswith(".") for why in REGISTRY[name].weak_where.values())
 
 

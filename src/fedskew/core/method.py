@@ -128,7 +128,8 @@ class Method:
     quick: ClassVar[dict[str, Any]] = {}  # settings that shorten the server's work; payloads keep their shapes
     personal: ClassVar[tuple[str, ...]] = ()  # prefixes of parameter names that a client never sends; ("",): all
     has_global: ClassVar[bool] = True  # whether the server has a model to evaluate and deploy
-    # where it is known to end below FedAvg, and why: a net or a split of the soundness battery, or "everywhere"
+    # where it is known to end below FedAvg, and why: a net and a split of the soundness battery ("mlp two"), one of
+    # the two, or "everywhere"
     weak_where: ClassVar[Mapping[str, str]] = {}
     public: ClassVar[bool] = False  # whether the server needs a public data set
     # whether the server needs only sums over clients (of tensors times weights), never one client's own tensors

@@ -18,20 +18,31 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError, choose
 from fedskew.methods import REGISTRY
 from fedskew.report.results import grid
-from fedskew.studies.soundness import KINDS, LAST, NETS, RATES, REFERENCES, SEEDS, SPLITS, Verdict, run_battery
+from fedskew.studies.soundness import KINDS, LAST, NETS, RATES, REFERENCES, SEEDS, SPLITS, Regime, Verdict, run_battery
 
 SOUND = ("ok", "reference", "below, documented")
 OPEN = "no verdict"
+
+
+def described(regime: Regime) -> str:
+    """A line of the introduction: how a net is trained."""
+    rounds, side = ", ".join(str(regime.rounds[split]) for split in SPLITS), 8 * regime.enlarge
+    clipped = f", gradients clipped at {regime.clip:g}" if regime.clip else ""
+    return f"{regime.model} {rounds} rounds, batches of {regime.batch}, {side} x {side}{clipped}"
+
+
 INTRODUCTION = f"""# Soundness battery
 
 Every method with its **defaults**, beside FedAvg: does a default surprise its user? Made by `make sound`, with
-1,000 of scikit-learn's digits, 5 clients, 2 epochs a round, plain SGD; rounds x batch at image size:
-{", ".join(f"{net} {r.rounds} x {r.batch} at {8 * r.enlarge}" for net, r in NETS.items())}.
-FedAvg's learning rate is the best of {", ".join(map(str, RATES))} on validation data for each net; all methods use
-it. Figures are the mean of the last {LAST} rounds, in %: the global model on the test set, or for methods without one
-(*) the personal models on the clients' test parts, beside training alone (`local`) instead of FedAvg. Methods that
-need a public set are compared with FedAvg on the same split (`fedavg-public`). One seed; {len(SEEDS)} where it looks
-weak.
+1,000 of scikit-learn's digits, 5 clients, 2 epochs a round, plain SGD whose learning rate falls to zero by a cosine, so
+that curves settle. Rounds ({", ".join(SPLITS)}), batch and image size:
+{"; ".join(described(r) for r in NETS.values())}.
+Each split is drawn once, the same for all seeds, which differ by the initial model, the batches and the samples that
+clients hold out: else the noise is that of the splits. FedAvg's learning rate is the best of
+{", ".join(map(str, RATES))} on validation data of the split `two` for each net; all methods use it.
+Figures are the mean of the last {LAST} rounds, in %: the global model on the test set, or for methods without one (*)
+the personal models on the clients' test parts, beside training alone (`local`) instead of FedAvg. Methods that need a
+public set are compared with FedAvg on the same split (`fedavg-public`). One seed; {len(SEEDS)} where it looks weak.
 
 **Bold**: diverged, at chance, or more than the noise below the reference without a reason on the method's page
 (docs/methods.md). d: below, with a reason. ?: no verdict, because the reference is half-trained or still rises: being
