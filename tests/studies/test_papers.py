@@ -77,6 +77,15 @@ def test_the_length_of_a_published_protocol_is_part_of_the_claim() -> None:
     assert judged([raised(rising, 30)], [rising])[0] == "reproduced"
 
 
+def test_a_gain_over_a_baseline_that_is_weaker_than_the_papers_is_not_told_without_it() -> None:
+    """FedAvg ends at 60 here and at 71 in the paper: the gain may be larger because the baseline is worse."""
+    verdict, why = judged([raised(FLAT, 17.0)], [FLAT], paper=(79.0, 71.0))
+    assert verdict == "reproduced"
+    assert why.endswith("; our baseline ends 11.0 points below the paper's")
+    assert "baseline" not in judged([raised(FLAT, 17.0)], [FLAT], paper=(79.0, 62.0))[1]
+    assert "baseline" not in judged([raised(FLAT, 17.0)], [FLAT], paper=(79.0, 71.0), scale="fewer images")[1]
+
+
 def test_a_tie_in_the_paper_must_be_one_here() -> None:
     tie = {"paper": (60.1, 60.0), "scale": "fewer images"}
     assert judged([raised(FLAT, 0.2)], [FLAT], **tie) == ("reproduced", "a tie in both")

@@ -26,6 +26,7 @@ from fedskew.studies.ranking import margin
 
 SCHEMA = 1
 Curve = Sequence[tuple[int, float]]  # (round from 1, percent), one entry per evaluation
+FAR_OFF = 3.0  # points between our baseline and the paper's, at its scale, from which it is said beside the verdict
 HALF = 0.5  # a gain of at least this share of the paper's is reproduced
 
 
@@ -193,6 +194,8 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> Judged:
     }
     ours = statistics.mean(method), statistics.mean(baseline)
     verdict, why = _verdict(claim, cells, gain, margin, figures[1])
+    if claim.paper is not None and not claim.scale and abs(off := ours[1] - claim.paper[1]) > FAR_OFF:
+        why += f"; our baseline ends {abs(off):.1f} points {'above' if off > 0 else 'below'} the paper's"
     return Judged(claim, verdict, why, ours, gain, margin, len(method), controls)
 
 
