@@ -43,7 +43,7 @@ results: $(READY)
 	$(BIN)/fedskew table docs
 	$(BIN)/python -m fedskew.report.papers
 
-# about 20 minutes on two idle cores; again to resume; ends with an error if a method's default is not sound
+# half an hour or more on two idle cores; again to resume; ends with an error if a method's default is not sound
 sound: $(READY)
 	$(BIN)/python -m fedskew.report.soundness
 

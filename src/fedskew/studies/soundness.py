@@ -282,9 +282,9 @@ def unsettled(reference: Cell, scores: Scores) -> str:
 def judge(cell: Cell, scores: Scores, kinds: Mapping[str, type[Method]] = KINDS) -> Verdict:
     """The verdict on one cell, from the seeds it was run with.
 
-    Divergence and chance have no excuse. Where the reference has not converged there is no verdict. A cell more than
-    the noise below its reference is documented if the method declares a reason for it in `Method.weak_where`: for net
-    and split ("mlp two"), its net, its split or "everywhere".
+    A method that diverges or ends at chance is never sound. Where the reference has not converged there is no verdict.
+    A cell more than the noise below its reference is documented if the method declares a reason for it in
+    `Method.weak_where`: for net and split ("mlp two"), its net, its split or "everywhere".
     """
     kind = kinds[cell.method]
     reference = cell.method if cell.method in REFERENCES else reference_of(kind)

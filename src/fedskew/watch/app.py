@@ -1,7 +1,7 @@
 """The web server of `fedskew watch`: one page, the files it needs, and a stream of what changes. It only reads.
 
-Whoever may ask: on a loopback address, pages of this machine's own browsers (the Host header is checked, so that
-another site's name cannot be made to point here); with a token, who has it. No request of another origin is answered.
+Who gets an answer: on a loopback address, browsers of this machine (the Host header is checked, so that another
+site's name cannot be made to point here); with a token, those who have it. Requests of other origins are refused.
 The page runs no inline script, has no style but its own and loads nothing from elsewhere; a header tells the browser to
 refuse the rest.
 """
