@@ -7,11 +7,13 @@ python -m fedskew.report.papers keep RUN NAME --command "..." --commit C --cpu "
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedskew.core.files import write_atomically
+from fedskew.evaluation.figures import FIGURES
 from fedskew.report.results import grid
 from fedskew.studies.papers import Cell, Judged, PaperClaims, cell_of, judge, read_cells, read_claims, write_cell
 
@@ -107,6 +109,12 @@ def _pair(values: tuple[float, float]) -> str:
     return f"{values[0]:.1f} / {values[1]:.1f}"
 
 
+def label_of(cell: Cell) -> str:
+    """A run in a legend: its method with the settings in the command, and its seed."""
+    given = re.search(r"--method (\S+)", cell.command)
+    return f"{given[1] if given else cell.method}, seed {cell.seed}"
+
+
 def draw(name: str, paper: PaperClaims, cells: Mapping[str, Cell], path: Path) -> bool:
     """Draw the curves of a paper as SVG; False if none of its cells is there yet."""
     chosen = [cells[cell] for cell in paper.curves if cell in cells and paper.figure in cells[cell].curves]
@@ -121,8 +129,8 @@ def draw(name: str, paper: PaperClaims, cells: Mapping[str, Cell], path: Path) -
     figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     for cell in chosen:
         rounds, values = zip(*cell.curves[paper.figure], strict=True)
-        axes.plot(rounds, values, label=cell.name, linewidth=1.5)
-    axes.set(xlabel="round", ylabel="accuracy (%)", title=f"{name}: {paper.setting.split('.')[0]}")
+        axes.plot(rounds, values, label=label_of(cell), linewidth=1.5)
+    axes.set(xlabel="round", ylabel="accuracy (%)", title=f"{name}: {FIGURES[paper.figure].words}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
