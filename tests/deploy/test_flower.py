@@ -726,6 +726,7 @@ class Server:
 
 site = object.__new__(carrier.Carrier)
 site.client, site.node, site.config, site.last_note = Server(), Node(node_id=1), {"insecure": True, "server": "s"}, ""
+site.joined = True
 site.pipe = types.SimpleNamespace(send=lambda header: None)
 carrier.time = types.SimpleNamespace(sleep=lambda seconds: None)
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

@@ -76,17 +76,17 @@ def fit(
                 descent.add_terms()
                 descent.step()
                 done += 1
-        return Fit(done, total / max(done, 1))
-    # dropout reads the global generator: seed it from the site's, and restore it afterwards
-    with torch.random.fork_rng(devices=[]), bf16_body(net, site.device) if half else nullcontext():
-        torch.default_generator.manual_seed(seed)
-        for x, y in stream:
-            descent.zero_grad()
-            value = loss(net, x, y)
-            value.backward()  # type: ignore[no-untyped-call]
-            total += value.item()
-            descent.step()
-            done += 1
+    else:
+        # dropout reads the global generator: seed it from the site's, and restore it afterwards
+        with torch.random.fork_rng(devices=[]), bf16_body(net, site.device) if half else nullcontext():
+            torch.default_generator.manual_seed(seed)
+            for x, y in stream:
+                descent.zero_grad()
+                value = loss(net, x, y)
+                value.backward()  # type: ignore[no-untyped-call]
+                total += value.item()
+                descent.step()
+                done += 1
     return Fit(done, total / max(done, 1))
 
 

@@ -62,9 +62,7 @@ def verdict(response: Any, joined: bool, before: bool = False) -> Exception:
         return Busy(why)
     if why.startswith("the request did not arrive"):
         return Away(why)
-    if (joined or before) and why.startswith(
-        "clock"
-    ):  # one of the clocks was set during the run; it may be set right again
+    if (joined or before) and why.startswith("clock"):  # it was set during the run, and may be set right again
         return Away(f"the server refuses this site: {why}")
     if why:
         return Refused(f"the server refuses this site: {why}")
