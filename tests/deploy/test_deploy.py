@@ -286,6 +286,20 @@ def test_what_flower_reports_is_printed(tmp_path: Path) -> None:
     assert "site west is offline" in said
 
 
+def test_a_late_reply_to_an_earlier_request_does_not_count_for_the_present_one(tmp_path: Path) -> None:
+    """South answers the first request while it is silent to the second."""
+
+    def silent(place: int, ask: Header, answer: Header, payload: bytes) -> tuple[Header, bytes] | None:
+        return None if place == 1 and ask.get("round") == 1 else (answer, payload)
+
+    between, played = served(experiment("fedavg", rounds=2), tmp_path, spoil=silent, timeout=0.2)
+    rounds = iter(between)
+    next(rounds)
+    late = {"event": "reply", "batch": between.roster.batch, "node": 101, "header": {}}
+    played.told.put((late, b""))
+    assert next(rounds).lost == {1: "did not answer within 0.2 s"}
+
+
 def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused(tmp_path: Path) -> None:
     said: list[str] = []
     nodes = nodes_in(tmp_path)

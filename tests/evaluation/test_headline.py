@@ -65,6 +65,9 @@ def test_without_a_test_set_the_clients_pooled_samples_decide() -> None:
     even, uneven = over_clients([10, 10]), over_clients([10, 90])
     assert headline(of_clients(even, even)) == 0.9
     assert headline(of_clients(uneven, uneven)) == 0.6
+    assert (
+        of_clients(even, uneven).leading is even
+    )  # the personal models stand for a run only if there is no global one
     figure = leading_figure(of_clients(None, uneven))
     assert figure is not None
     assert figure.key == "personal_balanced"
