@@ -18,22 +18,17 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
 from fedskew.report.soundness import main, markdown
 from fedskew.studies.execution import execute
-from fedskew.studies.soundness import (
+from fedskew.studies.soundness import NETS, SPLITS, Job, experiment, run_battery, run_job
+from fedskew.studies.soundness_verdict import (
     BESIDE_PUBLIC,
     KINDS,
-    NETS,
     REFERENCES,
-    SPLITS,
     Cell,
-    Job,
     Score,
     Scores,
-    experiment,
     judge,
     noise,
     reference_of,
-    run_battery,
-    run_job,
     unsettled,
 )
 from helpers.nets import linear_features

@@ -18,7 +18,8 @@ from fedskew.core.files import write_atomically
 from fedskew.core.settings import UsageError, choose
 from fedskew.methods import REGISTRY
 from fedskew.report.results import grid
-from fedskew.studies.soundness import KINDS, LAST, NETS, RATES, REFERENCES, SEEDS, SPLITS, Regime, Verdict, run_battery
+from fedskew.studies.soundness import NETS, RATES, SEEDS, SPLITS, Regime, run_battery
+from fedskew.studies.soundness_verdict import KINDS, LAST, REFERENCES, Verdict
 
 SOUND = ("ok", "reference", "below, documented")
 OPEN = "no verdict"
@@ -54,7 +55,7 @@ seeds on the nets where it has converged.
 def mark(verdict: Verdict) -> str:
     """A cell of the table.
 
-    >>> from fedskew.studies.soundness import Cell
+    >>> from fedskew.studies.soundness_verdict import Cell
     >>> mark(Verdict(Cell("fedmr", "mlp", "iid"), "at chance", 0.1, 0.9, 0.02, 1))
     '**10.0 at chance**'
     """
