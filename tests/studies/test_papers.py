@@ -109,6 +109,12 @@ def test_a_method_is_faster_if_it_reaches_the_final_level_of_the_baseline_in_few
     assert judged([lucky], [baseline], **speed) == ("not reproduced", "no larger than the noise")  # never: 9 of 8
 
 
+def test_a_figure_that_a_run_does_not_have_is_named() -> None:
+    for rounds in (False, True):
+        with pytest.raises(UsageError, match="b0 has no figure 'personal'; it has global"):
+            judged([FLAT], [FLAT], baseline_figure="personal", rounds=rounds)
+
+
 def test_a_claim_without_its_runs_has_no_verdict() -> None:
     found = judge(Claim(where="Table 1", claim="is ahead", method=["m0"], baseline=["b0"]), {})
     assert (found.verdict, found.why) == ("not run", "waits for m0, b0")
@@ -132,7 +138,7 @@ def test_a_finished_run_is_kept_with_its_curve_and_digest(tmp_path: Path) -> Non
     assert last is not None
     assert last.global_ is not None
     assert [round for round, _ in read.curves["global"]] == [2, 3]
-    assert read.last("global") == pytest.approx(100 * last.global_.accuracy, abs=1e-3)
+    assert read.curves["global"][-1][1] == pytest.approx(100 * last.global_.accuracy, abs=1e-3)
 
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path: Path) -> None:

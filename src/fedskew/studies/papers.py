@@ -50,16 +50,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     curves: dict[str, list[tuple[int, float]]]  # accuracy -> (round from 1, percent), one entry per evaluation
     schema: int = SCHEMA
 
-    def last(self, figure: str) -> float | None:
-        """The accuracy after the last round, in percent; None if this run has no such figure."""
-        curve = self.curves.get(figure)
-        return curve[-1][1] if curve else None
-
-    def last_five(self, figure: str) -> float | None:
-        """Its mean over the last five evaluations."""
-        curve = self.curves.get(figure)
-        return last_mean([value for _, value in curve]) if curve else None
-
 
 def cell_of(run: Path, *, name: str, command: str, commit: str, cpu: str) -> Cell:
     """The finished run in a folder as a cell. `commit` and `cpu` are the run's; the folder does not say them."""
@@ -178,7 +168,7 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> Judged:
     if claim.rounds:
         pairs = list(zip(claim.method, claim.baseline, strict=True))
         method = [
-            rounds_to_level(cells[name].curves[figures[0]], cells[base].curves[figures[1]]) for name, base in pairs
+            rounds_to_level(_curve(cells[name], figures[0]), _curve(cells[base], figures[1])) for name, base in pairs
         ]
         baseline = [float(cells[name].rounds) for name in claim.baseline]
     else:
@@ -204,7 +194,7 @@ def _verdict(claim: Claim, cells: Mapping[str, Cell], gain: float, margin: float
         return "cannot be tested", claim.untested
     for name in claim.baseline:
         cell = cells[name]
-        curve = [value / 100 for _, value in cell.curves[figure]]
+        curve = [value / 100 for _, value in _curve(cell, figure)]
         if why := unsettled_curve(curve, cell.classes, may_rise=not claim.scale):
             return "cannot be tested", f"the baseline {why}"
     paper = None if claim.paper is None else claim.paper[0] - claim.paper[1]
@@ -243,11 +233,15 @@ def _spacing(curve: Curve) -> int:
     return curve[-1][0] - curve[-2][0] if len(curve) > 1 else curve[-1][0]
 
 
-def _value(cell: Cell, figure: str, last_five: bool) -> float:
-    value = cell.last_five(figure) if last_five else cell.last(figure)
-    if value is None:
+def _curve(cell: Cell, figure: str) -> Curve:
+    if not (curve := cell.curves.get(figure)):
         raise UsageError(f"{cell.name} has no figure '{figure}'; it has {', '.join(cell.curves)}.")
-    return value
+    return curve
+
+
+def _value(cell: Cell, figure: str, last_five: bool) -> float:
+    values = [value for _, value in _curve(cell, figure)]
+    return last_mean(values) if last_five else values[-1]
 
 
 def _margin(claim: Claim, cells: Mapping[str, Cell], differences: Sequence[float], figures: tuple[str, str]) -> float:
@@ -255,7 +249,7 @@ def _margin(claim: Claim, cells: Mapping[str, Cell], differences: Sequence[float
     if over_seeds is not None:
         return over_seeds
     if claim.rounds:
-        return float(_spacing(cells[claim.method[0]].curves[figures[0]]))
+        return float(_spacing(_curve(cells[claim.method[0]], figures[0])))
     tails = [
         [value for _, value in cells[group[0]].curves[figure][-LAST:]]
         for group, figure in zip((claim.method, claim.baseline), figures, strict=True)
