@@ -20,6 +20,14 @@ from helpers.nets import received
 from toys import digits
 
 
+def test_a_simulation_in_this_process_keeps_freed_memory_as_workers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise glibc returns the memory of each large tensor to the system, and every use of it is a page fault."""
+    kept: list[bool] = []
+    monkeypatch.setattr("fedskew.federation.simulate.simulation.keep_freed_memory", lambda: kept.append(True))
+    Simulation(digits(FedAvg()), workers=1)
+    assert kept
+
+
 def test_only_the_clients_of_the_sample_are_evaluated() -> None:
     world = digits(FedAvg())
     simulation = Simulation(world, evaluated=[1, 3])

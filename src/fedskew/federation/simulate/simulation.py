@@ -15,7 +15,7 @@ from fedskew.federation.simulate.faults import Fault, colluding, fault_at
 from fedskew.federation.simulate.jobs import DIED_TWICE, Job, Lost, Result, Trained, decode_state, perform
 from fedskew.federation.simulate.processes import Workers
 from fedskew.federation.simulate.ray import Actors
-from fedskew.federation.simulate.worker import cores
+from fedskew.federation.simulate.worker import cores, keep_freed_memory
 from fedskew.federation.store import Blob, Store
 from fedskew.federation.world import CHUNK, World
 
@@ -99,6 +99,7 @@ class Simulation:
             return None  # how many processes a GPU has memory for is the user's to say
         count = cores() if workers is None else workers
         if count == 1:
+            keep_freed_memory()
             return None
         return Workers(self.world, count, wait_for_start=wait and workers is not None)
 
