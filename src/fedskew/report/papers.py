@@ -1,6 +1,7 @@
 """The page "Reproducing the five papers": every claim with its verdict, our figures, commands and digests.
 
 python -m fedskew.report.papers                     write docs/papers.md and its pictures from results/papers
+python -m fedskew.report.papers run [WORD ...]      make the planned runs (results/papers/plan.toml) that are missing
 python -m fedskew.report.papers keep RUN NAME --command "..." --commit C --cpu "..."      keep a finished run
 """
 
@@ -13,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedskew.core.files import write_atomically
+from fedskew.core.settings import UsageError
 from fedskew.evaluation.figures import FIGURES
 from fedskew.report.results import grid
+from fedskew.studies.paper_runs import make_runs
 from fedskew.studies.papers import Cell, Judged, PaperClaims, cell_of, judge, read_cells, read_claims, write_cell
 
-RESULTS, PAGE = Path("results/papers"), Path("docs/papers.md")
+RESULTS, PAGE, RUNS = Path("results/papers"), Path("docs/papers.md"), Path("runs/papers")
 VERDICTS = ("reproduced", "direction only", "not reproduced", "cannot be tested", "not run")
 INTRODUCTION = """# Reproducing the five papers
 
@@ -150,17 +153,26 @@ def write_page(results: Path = RESULTS, target: Path = PAGE) -> None:
     write_atomically(target, page(papers, cells, pictures).encode())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line of this module; see above."""
-    parser = argparse.ArgumentParser(description="The page of the papers' claims.")
+    parser = argparse.ArgumentParser(
+        prog="python -m fedskew.report.papers", description="The page of the papers' claims."
+    )
     commands = parser.add_subparsers(dest="command_name")
     keep = commands.add_parser("keep", help="keep a finished run as a cell")
     keep.add_argument("run", type=Path)
     keep.add_argument("name")
     for option in ("--command", "--commit", "--cpu"):
         keep.add_argument(option, required=True)
-    given = parser.parse_args()
-    if given.command_name == "keep":
+    run = commands.add_parser("run", help="make the planned runs that are missing; again to resume")
+    run.add_argument("words", nargs="*", metavar="WORD", help="only runs whose name holds one of these")
+    given = parser.parse_args(arguments)
+    if given.command_name == "run":
+        try:
+            make_runs(RESULTS / "plan.toml", RESULTS / "cells", RUNS, words=given.words)
+        except UsageError as error:
+            parser.error(str(error))
+    elif given.command_name == "keep":
         cell = cell_of(given.run, name=given.name, command=given.command, commit=given.commit, cpu=given.cpu)
         write_cell(cell, RESULTS / "cells")
     else:
