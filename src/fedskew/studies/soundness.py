@@ -60,8 +60,8 @@ class Regime(NamedTuple):
 NETS = {
     "mlp": Regime("mlp", {"iid": 12, "dirichlet": 20, "two": 24}),
     "simple-cnn": Regime("simple-cnn", {"iid": 14, "dirichlet": 20, "two": 40}, batch=10, enlarge=3, clip=5.0),
-    "cnn4": Regime("cnn4:width=16", {"iid": 6, "dirichlet": 20, "two": 20}, enlarge=2),
-    "resnet8": Regime("resnet8:width=8", {"iid": 8, "dirichlet": 20, "two": 16}, batch=64),
+    "cnn4": Regime("cnn4:width=16", {"iid": 6, "dirichlet": 20, "two": 32}, enlarge=2),
+    "resnet8": Regime("resnet8:width=8", {"iid": 8, "dirichlet": 30, "two": 16}, batch=64),
 }
 SPLITS = {
     "iid": "iid:clients=5",
