@@ -18,7 +18,7 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
 from fedskew.report.soundness import main, markdown
 from fedskew.studies.execution import execute
-from fedskew.studies.soundness import NETS, SPLITS, Job, experiment, run_battery, run_job
+from fedskew.studies.soundness import NETS, SPLITS, Job, experiment, rates, run_battery, run_job
 from fedskew.studies.soundness_verdict import (
     BESIDE_PUBLIC,
     KINDS,
@@ -298,3 +298,13 @@ def test_an_unknown_name_is_one_sentence(capsys: Any) -> None:
         main(["--methods", "fedprxo"])
     assert ended.value.code == 2
     assert "did you mean 'fedprox'?" in capsys.readouterr().err
+
+
+def test_other_rounds_choose_their_rate_in_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A folder that holds runs with other settings is refused, so the battery could not be resumed."""
+    folders: list[Path] = []
+    monkeypatch.setattr("fedskew.studies.soundness.choose_rate", lambda *given, **_: folders.append(given[2]) or 0.1)
+    rates(["mlp"], tmp_path)
+    monkeypatch.setitem(NETS, "mlp", NETS["mlp"]._replace(rounds={"iid": 1, "dirichlet": 1, "two": 1}))
+    rates(["mlp"], tmp_path)
+    assert len(set(folders)) == 2

@@ -125,8 +125,7 @@ def run_job(job: Job, out: Path) -> Score:
     torch.set_num_threads(1)
     kind = KINDS[job.cell.method]
     made = experiment(job, kind)
-    mark = hashlib.sha256(f"{made.to_toml()}{source(kind)}".encode()).hexdigest()[:10]
-    path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark}"
+    path = out / job.cell.net / job.cell.split / f"{job.cell.method}-s{job.seed}-{mark(made, source(kind))}"
     try:
         outcome = execute(made, path, workers=1)
     except Exception as error:  # a method that breaks is a verdict on it, not the end of the battery
@@ -141,6 +140,11 @@ def run_job(job: Job, out: Path) -> Score:
         if record.metrics is not None and record.metrics.clients is not None
     )
     return Score(statistics.mean(curve[-LAST:]), curve=curve)
+
+
+def mark(made: Experiment, code: str = "") -> str:
+    """A text that differs between other settings or other code: the end of a directory's name."""
+    return hashlib.sha256(f"{made.to_toml()}{code}".encode()).hexdigest()[:10]
 
 
 def source(kind: type[Method]) -> str:
@@ -169,7 +173,7 @@ def rates(nets: Iterable[str], out: Path) -> dict[str, float]:
     found = {}
     for net in nets:
         base = experiment(Job(Cell("fedavg", net, "two"), 0, RATES[0]), REGISTRY["fedavg"])
-        found[net] = choose_rate(base, RATES, out / "rates" / net, workers=1)
+        found[net] = choose_rate(base, RATES, out / "rates" / f"{net}-{mark(base)}", workers=1)
     return found
 
 
