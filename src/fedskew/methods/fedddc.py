@@ -21,6 +21,7 @@ Reading: sums run over S; I counts steps of cRB; TLCR is done once a round; w_tl
 Reading: a, b, v are trained on CE over D0 by I steps of Adam, kept with its moments between rounds, as in FEDIC's code.
 Reading: the paper's split is dirichlet with cap=false (the text names no cap); FEDIC's code has grouped-equal.
 Departure: exp is added to the denominators of Eq. 17, where it is missing. L_k is at least 1e-8.
+Departure: J is 100 only if D0 has about as many samples as the paper's 1,000; on fewer LED would overfit.
 Departure: augmentation, if clients use it, applies to the student's batches, not to the teachers'.
 """
 
@@ -49,6 +50,7 @@ from fedskew.methods._shared.distillation import (
     predict,
     predict_all,
     stack_models,
+    student_steps,
     train_model,
     train_student,
     unstack_models,
@@ -143,7 +145,12 @@ class FedDDC(Method):
     beta: NotNegative = setting(2.0, help="Weight of NCKD.", source="the paper")
     T: Positive = setting(1.0, help="Temperature of the distillation, with a factor T^2.", source="the paper")
     I: Natural = setting(100, help="Steps of cRB and of the calibration.", source="the paper")
-    J: Natural = setting(100, help="Steps of LED; 0 gives FedAvg.", source="the paper")
+    J: Natural | None = setting(
+        None,
+        help="Steps of LED; 0 gives FedAvg, None: 100, but at most 12.5 passes over D0.",
+        source="the paper: 100 steps are 12.5 passes over its D0; on small ones chosen on validation data "
+        "(results/soundness)",
+    )
     lr: Positive = setting(0.002, help="Learning rate of Adam on the server.", source="the paper", search=(2e-4, 0.02))
     weight_decay: NotNegative = setting(2e-4, help="Weight decay of cRB and LED.", source="FEDIC's code")
     batch: Count = setting(20, help="Batch size of cRB and of the calibration.", source="FEDIC's code")
@@ -167,7 +174,7 @@ class FedDDC(Method):
     @property
     def teaches(self) -> bool:
         """Whether the models of the ensemble are needed in this configuration."""
-        return (self.J > 0 and self.lam < 1) if self.led else (self.ec or self.dfl != "none")
+        return (self.J != 0 and self.lam < 1) if self.led else (self.ec or self.dfl != "none")
 
     def init_server(self, site: Site) -> Payload:
         server = super().init_server(site)
@@ -238,10 +245,10 @@ class FedDDC(Method):
 
     def distilled(self, site: Site, w_g: Payload, teacher: Tensor | None) -> Payload:
         """w_g after LED; without a teacher it trains on D0's labels alone."""
-        training = self.adam(site, self.led_batch)
+        training, steps = self.adam(site, self.led_batch), student_steps(site, self.J, self.led_batch)
         if teacher is None:
-            return train_model(site, w_g, site.loss, training, self.J)
-        return train_student(site, w_g, teacher, self.distillation_loss, training, self.J)
+            return train_model(site, w_g, site.loss, training, steps)
+        return train_student(site, w_g, teacher, self.distillation_loss, training, steps)
 
     def distillation_loss(self, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
         """Eq. 22 of logits [batch, classes]."""

@@ -7,6 +7,7 @@ student trains, its batches carry positions in D0 instead of labels, which selec
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +27,7 @@ from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
 
 DistillationLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (student logits, teacher logits, labels) -> scalar
+STEPS, PASSES = 100, 12.5  # of a student: as published, and over the public set
 
 
 class Predictions(NamedTuple):
@@ -102,6 +104,15 @@ def train_model(
     site.load(model)
     fit(site, loss, train=train, steps=steps, training=training)
     return site.shares()
+
+
+def student_steps(site: Site, steps: int | None, batch: int) -> int:
+    """Steps of a student on the public set; None: STEPS, but at most PASSES over the set.
+
+    That many passes are what 100 steps of 128 are over the 1,000 public samples of FEDIC and FedDDC. Without the limit
+    100 steps on 50 samples are 100 passes, after which the student has forgotten what the clients taught it.
+    """
+    return min(STEPS, math.ceil(PASSES * math.ceil(len(site.data) / batch))) if steps is None else steps
 
 
 def train_student(
