@@ -19,11 +19,12 @@ from fedskew.studies.advise.promotion import CUT, Fate
 from fedskew.studies.advise.race import Race
 from fedskew.studies.advise.scoring import Candidate
 from fedskew.studies.advise.shortlist import Shortlist
-from fedskew.studies.advise.verdict import Verdict, decide, listed, sentence
+from fedskew.studies.advise.verdict import Verdict, decide, listed, seeds_to_tell, sentence
 from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.ranking import FEWEST, Difference, gap_text, rank
 
 MANY = 6  # names in one note
+LONGEST = 50  # seeds that a note may propose
 IN_FINAL = "in the final"
 
 
@@ -134,7 +135,7 @@ def make_advice(
         profile=profile,
         shortlist=shortlist,
         left_out=race.left_out | finals.left_out,
-        notes=notes(race, finals, shortlist, baseline, profile),
+        notes=[*notes(race, finals, shortlist, baseline, profile), *open_lead(verdict, finals, goal.figure, names)],
         warnings=warnings(finals, chosen),
         spent=f"{budget.text(budget.spent)} of {budget.text(budget.limit)}",
         experiment=chosen.of(given),
@@ -223,6 +224,21 @@ def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate,
     if curves and (why := unsettled_curve([v for _, v in curves[0]], len(profile.labels))):
         found.append(f"Tuned FedAvg {why}: with more rounds the order may change.")
     return [*found, *profile.notes]
+
+
+def open_lead(verdict: Verdict, finals: Finals, figure: Figure, names: Mapping[str, str]) -> list[str]:
+    """How many seeds were run for a lead that was open, and how many would tell now; empty if neither is the case."""
+    run, found = len(finals.seeds), []
+    if run > finals.wanted:
+        found.append(f"{finals.wanted} seeds left a lead open, so {run} were run.")
+    values, baseline = finals.values(), str(next(iter(finals.scores)))
+    if wanted := seeds_to_tell(verdict, values, figure, baseline, LONGEST):
+        name, seeds = wanted
+        found.append(
+            f"If {names[name]} stays as far ahead as it is, about {seeds} seeds would tell it apart from tuned FedAvg: "
+            f"give a larger budget, with --seeds 0-{seeds - 1}."
+        )
+    return found
 
 
 def warnings(finals: Finals, chosen: Candidate) -> list[str]:

@@ -90,6 +90,7 @@ class State(msgspec.Struct, kw_only=True):
     chosen: dict[str, list[tuple[str, float]]] = {}  # by stage, the candidates that it was decided to run
     left_out: dict[str, str] = {}  # candidates, or methods, that the budget did not allow, and why
     done: int = 0  # rounds that were trained
+    more: int | None = None  # seeds that the budget allows for an open lead; None: not decided yet
 
 
 Watch = Callable[[Candidate, int, Record, int], None]  # (candidate, seed, record, rounds of the run)
@@ -115,6 +116,7 @@ class Scorer:
         self.every, self.watch, self.clock, self.options = every, watch, clock, dict(options or {})
         self.found: Callable[[Score], None] = lambda score: None  # called with every new score
         self.speeds: dict[str, float] = {}  # seconds of a round, by method's name
+        self.ahead = 0  # rounds that were added to the plan: more seeds for an open lead
         self.state = self._restore(fingerprint)
         self.scores: dict[tuple[str, float, int, int], Score] = {}
         for score in self._read():
