@@ -244,7 +244,8 @@ def tally(tasks: Sequence[Task]) -> dict[str, dict[str, int]]:
 def ordered(tasks: Sequence[Task], own: bool = False) -> list[str]:
     """The methods of all tasks: FedAvg, then by wins less losses on the ranked tasks, then by the mean difference.
 
-    Those that are not compared on any task are last. By the tasks' figures, or by clients' `own` models, where a win or a loss is an interval over seeds without 0.
+    Those that are not compared on any task are last. By the tasks' figures, or by clients' `own` models, where a win or
+    a loss is an interval over seeds without 0.
     """
     found: dict[str, list[tuple[int, float]]] = {}
     for task in tasks:
