@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import fedskew
+from fedskew.cli.main import app
 from fedskew.data.split.chain import listing
 from fedskew.report.board import board_page
 from fedskew.studies.board.evidence import Task, shipped
@@ -37,6 +38,15 @@ def test_every_split_is_in_the_gallery() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     listed = set(re.findall(r"^\.\. \w+(?::\w+)?:: fedskew\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
     assert listed == set(fedskew.__all__) - {"METHODS"}  # which its text mentions
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    shown = re.findall(r"^    fedskew (.*)", (DOCS / "commands.md").read_text(), re.MULTILINE)
+    named = {word for line in shown for word in line.partition("  ")[0].replace("|", " ").split()}
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    } <= named
+    assert {group.name for group in app.registered_groups} <= named
 
 
 def test_the_front_page_s_figures_are_those_of_the_results() -> None:
