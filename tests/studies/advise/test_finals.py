@@ -38,6 +38,9 @@ class Drawn:
     def save(self) -> None:
         pass
 
+    def seconds(self, candidate: Candidate) -> float:
+        return 1.0
+
     def predicted(self, candidate: Candidate, seed: int, rounds: int) -> float:
         return rounds
 

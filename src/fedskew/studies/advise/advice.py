@@ -24,7 +24,7 @@ from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.ranking import FEWEST, Difference, gap_text, rank
 
 MANY = 6  # names in one note
-LONGEST = 50  # seeds that a note may propose
+LONGEST = 30  # seeds that a note may propose
 IN_FINAL = "in the final"
 
 
@@ -121,8 +121,14 @@ def make_advice(
     chosen = by_name[verdict.choice]
     alone = next((str(c) for c in finals.scores if c.name == "local"), None)
     names = {text: _shown(c) for text, c in by_name.items()}
+    answer, rises = (
+        sentence(verdict, tested, goal.figure, str(baseline), names, alone),
+        unsettled(finals, goal, profile),
+    )
+    if rises and verdict.certain:  # not a note: who reads only the answer must know
+        answer, rises = f"{answer} {rises}", ""
     return Advice(
-        sentence=sentence(verdict, tested, goal.figure, str(baseline), names, alone),
+        sentence=answer,
         choice=chosen.method,
         lr=chosen.lr,
         certain=verdict.certain,
@@ -135,7 +141,12 @@ def make_advice(
         profile=profile,
         shortlist=shortlist,
         left_out=race.left_out | finals.left_out,
-        notes=[*notes(race, finals, shortlist, baseline, profile), *open_lead(verdict, finals, goal.figure, names)],
+        notes=[
+            *notes(race, finals, shortlist),
+            *([rises] if rises else []),
+            *profile.notes,
+            *open_lead(verdict, finals, goal.figure, names),
+        ],
         warnings=warnings(finals, chosen),
         spent=f"{budget.text(budget.spent)} of {budget.text(budget.limit)}",
         experiment=chosen.of(given),
@@ -203,7 +214,16 @@ def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, s
     return f"One model for all clients: {names[verdict.choice]}, {gap} better than tuned FedAvg's on the {where}."
 
 
-def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate, profile: Profile) -> list[str]:
+def unsettled(finals: Finals, goal: Goal, profile: Profile) -> str:
+    """That tuned FedAvg has not converged, in a sentence, by its mean curve over seeds; "" if it has, or for a loss."""
+    curves = [s.curve for s in next(iter(finals.scores.values())).values() if s.curve]
+    mean = [statistics.mean(v for _, v in at) for at in zip(*curves, strict=False)]
+    if not mean or goal.measure == "loss" or not (why := unsettled_curve(mean, len(profile.labels))):
+        return ""
+    return f"Tuned FedAvg {why}: with more rounds the order may change."
+
+
+def notes(race: Race, finals: Finals, shortlist: Shortlist) -> list[str]:
     """What the reader should know about the answer."""
     found = [shortlist.note] if shortlist.note else []
     cut = dict.fromkeys(f.candidate.name for rung in race.rungs for f in rung.fates if f.why == CUT)
@@ -220,10 +240,7 @@ def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate,
         found.append(f"Not run, as the limits or the goal ask: {listed(missing)}.")
     if FEWEST <= len(finals.seeds) < finals.wanted:
         found.append(f"The budget was enough for {len(finals.seeds)} of {finals.wanted} seeds.")
-    curves = [s.curve for s in finals.scores[baseline].values() if s.curve]
-    if curves and (why := unsettled_curve([v for _, v in curves[0]], len(profile.labels))):
-        found.append(f"Tuned FedAvg {why}: with more rounds the order may change.")
-    return [*found, *profile.notes]
+    return found
 
 
 def open_lead(verdict: Verdict, finals: Finals, figure: Figure, names: Mapping[str, str]) -> list[str]:

@@ -115,7 +115,7 @@ def advise(
             unit="rounds",
         )
         if budget.unit == "seconds":
-            budget.spent += clock() - began
+            budget.spent += scorer.counted - began
         with ProgressWriter(folder, shown) as writer:
             for score in scorer.scores.values():
                 writer.add(score_step(score))
@@ -124,6 +124,7 @@ def advise(
             race = run_race(scorer, list(shortlist.methods), base.rounds)
             finals = run_finals(scorer, race, base.rounds, first, more)
             tested = test_values(scorer, finals, base.rounds)
+            scorer.charge()
             scorer.save()
             advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
         if out is not None:

@@ -91,7 +91,8 @@ def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], mo
     needed = 1 + sum(c.name in BESIDE for c in everyone)
 
     def cost(candidates: Sequence[Candidate], some: Sequence[int]) -> float:
-        return sum(scorer.predicted(c, seed, rounds) for c in candidates for seed in some)
+        runs = sum(scorer.predicted(c, seed, rounds) for c in candidates for seed in some)
+        return runs + tests_cost(scorer, candidates, len(some))
 
     def affordable() -> list[Candidate]:
         for count in (len(seeds), min(FEWEST, len(seeds))):
@@ -115,6 +116,13 @@ def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], mo
     return finals
 
 
+def tests_cost(scorer: Scorer, candidates: Sequence[Candidate], seeds: int) -> float:
+    """What the evaluation on the test parts will cost: each about as long as a round. Nothing if rounds are counted."""
+    if scorer.budget.unit == "rounds":
+        return 0.0
+    return seeds * sum(scorer.seconds(c) for c in candidates)
+
+
 def _too_many(everyone: Sequence[Candidate], chosen: Sequence[Candidate]) -> dict[str, str]:
     return {str(c): "the budget was not enough for the final" for c in everyone if c not in chosen}
 
@@ -129,7 +137,8 @@ def _run_seeds(scorer: Scorer, finals: Finals, rounds: int, seeds: Sequence[int]
     """Score every candidate of the final with each seed; a seed that the budget does not allow for all is dropped."""
     chosen = list(finals.scores)
     for seed in seeds:
-        if sum(scorer.predicted(c, seed, rounds) for c in chosen) > max(scorer.budget.left, 0):
+        left = max(scorer.budget.left - tests_cost(scorer, chosen, len(finals.seeds) + 1), 0)
+        if sum(scorer.predicted(c, seed, rounds) for c in chosen) > left:
             return
         try:
             found = {candidate: scorer.score(candidate, seed, rounds) for candidate in chosen}

@@ -135,9 +135,7 @@ def _lead(
     """The first part of the sentence: what to use, and how far it is ahead."""
     base = f"{figure.text(shown[baseline].mean)} {figure.unit}".strip()
     if not verdict.certain:
-        worse = {s.method for s in verdict.standings if s.over and s.over.strictly_certain}
-        rest = " or is better" if worse else ""
-        use = f"No method can be told apart from tuned FedAvg{rest} on these data: use {names[baseline]}, {base}"
+        use = f"No method is shown to be better than tuned FedAvg on these data: use {names[baseline]}, {base}"
         return [use, *_nearest(verdict, figure, names)]
     name, over = names[verdict.choice], shown[verdict.choice].over
     if over is None:
