@@ -170,7 +170,7 @@ def _try(
     with the given learning rate."""
     if {candidate.method, str(candidate)} & race.left_out.keys():
         return
-    needed = candidate.name in ALWAYS and (candidate.name == "fedavg" or candidate.lr == scorer.base.training.lr)
+    needed = candidate.method in ALWAYS and (candidate.name == "fedavg" or candidate.lr == scorer.base.training.lr)
     cost = sum(scorer.predicted(candidate, seed, rounds) for seed in RACE_SEEDS)
     if cost and not needed and scorer.budget.spent + cost > share:
         race.left_out[str(candidate)] = "the budget was not enough to try it"
