@@ -166,3 +166,14 @@ def test_a_planted_fault_would_be_seen() -> None:
         standings = decide(found.values(), figure, "fedavg lr=0.1").standings
         wrong += any(s.over is not None and s.over.certain and s.over.mean > 0 for s in standings)
     assert wrong / 300 > 0.05
+
+
+def test_a_small_budget_compares_fedavg_with_the_race_s_best_alone() -> None:
+    """Three seeds of two methods, where three of four would be too many: an answer about one is better than none."""
+    candidates = [Candidate(name, 0.1) for name in METHODS]
+    values = dict.fromkeys(METHODS, 0.5) | {"scaffold": 0.6}
+    raced = {c: [made(c, seed, values[c.name]) for seed in (1000, 1001)] for c in candidates}
+    scorer = Drawn(noise(0, spread=0.001), 70)
+    found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 10, FIRST)
+    assert [c.name for c in found.scores] == ["fedavg", "scaffold"]
+    assert len(found.seeds) == 3

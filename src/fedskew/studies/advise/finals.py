@@ -99,7 +99,9 @@ def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], mo
             for size in range(len(everyone), needed, -1):
                 if cost(everyone[:size], seeds[:count]) <= scorer.budget.left:
                     return everyone[:size]
-        return everyone[: needed + 1]
+        first = next((c for c in race.best(scorer.goal.sign).values() if c.name != BASELINE), None)
+        pair = [everyone[0], *([first] if first else [])]
+        return pair if cost(pair, seeds[:FEWEST]) <= scorer.budget.left else everyone[: needed + 1]
 
     chosen = scorer.decided("finals", affordable)
     allowed = range(len(more), 0, -1)

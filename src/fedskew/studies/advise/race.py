@@ -191,7 +191,10 @@ def _try(
 
 
 def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str) -> Scores:
-    """Score the candidates that go on after more rounds; the last ones are left out if the `share` does not allow."""
+    """Score the candidates that go on after more rounds; the last ones are left out if the `share` does not allow.
+
+    Empty, and nothing is run, if it allows FedAvg alone: the rest of the budget is better spent on the final.
+    """
     order = list(race.scores)  # best first
 
     def affordable() -> list[Candidate]:
@@ -203,6 +206,8 @@ def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str
         return chosen
 
     chosen = scorer.decided(stage, affordable)
+    if {c.name for c in chosen} == {"fedavg"} != {c.name for c in order}:
+        return {}
     scores: dict[Candidate, list[Score]] = {}
     for candidate in order:
         if candidate not in chosen:
