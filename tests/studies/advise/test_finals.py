@@ -177,3 +177,14 @@ def test_a_small_budget_compares_fedavg_with_the_race_s_best_alone() -> None:
     found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 10, FIRST)
     assert [c.name for c in found.scores] == ["fedavg", "scaffold"]
     assert len(found.seeds) == 3
+
+
+def test_training_alone_and_fine_tuning_are_in_the_final_though_the_race_left_them_behind() -> None:
+    """Of the two rates that local tried in the first rung, the better one."""
+    fedavg, prox = Candidate("fedavg", 0.1), Candidate("fedprox", 0.1)
+    low, high = Candidate("local", 0.03), Candidate("local", 0.3)
+    first = Rung(5, [Fate(c, False, "", value) for c, value in ((fedavg, 0.5), (prox, 0.5), (low, 0.4), (high, 0.6))])
+    raced = {c: [made(c, 1000, 0.5), made(c, 1001, 0.5)] for c in (fedavg, prox)}
+    scorer = Drawn(noise(0), 10_000)
+    found = run_finals(cast(Scorer, scorer), Race([first], raced, {}), 10, FIRST)
+    assert list(found.scores) == [fedavg, high, prox]

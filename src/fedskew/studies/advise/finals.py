@@ -65,7 +65,17 @@ def finalists(race: Race, sign: int) -> list[Candidate]:
     shared = {c: v for c in others if (v := _mean_shared(race.scores[c])) is not None}
     if shared and (first := max(shared, key=lambda c: sign * shared[c])) not in others[:LEADERS]:
         others.insert(LEADERS - 1, first)
-    return [best[BASELINE], *(best[name] for name in BESIDE if name in best), *others[:LEADERS]]
+    beside = [c for name in BESIDE if (c := best.get(name) or _last_seen(race, name, sign)) is not None]
+    return [best[BASELINE], *beside, *others[:LEADERS]]
+
+
+def _last_seen(race: Race, name: str, sign: int) -> Candidate | None:
+    """The best candidate of a method that left the race, by its last rung; None if it has no value."""
+    for rung in reversed(race.rungs):
+        known = {f.candidate: f.value for f in rung.fates if f.candidate.name == name and f.value is not None}
+        if known:
+            return max(known, key=lambda c: sign * known[c])
+    return None
 
 
 def _mean_shared(scores: Sequence[Score]) -> float | None:
