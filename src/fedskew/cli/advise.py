@@ -186,7 +186,7 @@ def show_advice(advice: Advice, folder: Path, screen: Console, as_json: bool) ->
         screen.print(make_table("nearest tasks of the board", rows[0], rows[1:]))
     for name, why in advice.shortlist.excluded.items():
         screen.print(f"not raced: {name} {why}", markup=False)
-    title = f"final: {figure.words}" + (f", in {figure.unit}" if figure.unit else "")
+    title = f"final: {advice.goal_words}" + (f", in {figure.unit}" if figure.unit else "")
     screen.print()
     columns, *lines = final_rows(advice)
     screen.print(make_table(title, columns, lines))

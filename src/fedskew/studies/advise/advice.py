@@ -194,7 +194,7 @@ def race_row(rounds: int, fate: Fate, finals: Finals) -> RaceRow:
     """A candidate's fate as a row."""
     c = fate.candidate
     last = rounds == next((s.rounds for of in finals.scores.values() for s in of.values()), None)
-    why = IN_FINAL if last and c in finals.scores else fate.why
+    why = fate.why if not last or fate.value is None else IN_FINAL if c in finals.scores else f"not {IN_FINAL}"
     return RaceRow(rounds=rounds, method=c.method, lr=c.lr, value=fate.value, kept=fate.kept, why=why, p=fate.p)
 
 
