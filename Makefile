@@ -41,6 +41,8 @@ docs: $(READY)
 
 results: $(READY)
 	$(BIN)/fedskew table docs
+	$(BIN)/fedskew board page
+	$(BIN)/python scripts/board_picture.py
 	$(BIN)/python -m fedskew.report.papers
 
 # half an hour or more on two idle cores; again to resume; ends with an error if a method's default is not sound

@@ -6,12 +6,21 @@ import os
 import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
+from xml.etree import ElementTree
 
+import board_picture
+import front_picture
+import msgspec
 import pytest
 
 import fedskew
+from fedskew.cli.main import app
 from fedskew.data.split.chain import listing
+from fedskew.report.board import board_page
+from fedskew.studies.board.evidence import Task, shipped
+from helpers.boards import made_task
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -31,13 +40,17 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert listed == set(fedskew.__all__) - {"METHODS"}  # which its text mentions
 
 
+def test_every_command_is_on_the_page_of_commands() -> None:
+    shown = re.findall(r"^    fedskew (.*)", (DOCS / "commands.md").read_text(), re.MULTILINE)
+    named = {word for line in shown for word in line.partition("  ")[0].replace("|", " ").split()}
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    } <= named
+    assert {group.name for group in app.registered_groups} <= named
+
+
 def test_the_front_page_s_figures_are_those_of_the_results() -> None:
     """The text for those who cannot see the picture says what the picture shows."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import front_picture
-    finally:
-        sys.path.pop(0)
     readme = (ROOT / "README.md").read_text()
     shared, worst = front_picture.last_rounds("global"), front_picture.last_rounds("worst")
 
@@ -49,6 +62,73 @@ def test_the_front_page_s_figures_are_those_of_the_results() -> None:
     assert f"reach {min(others)} to {max(others)} %" in readme
     assert f"from {mean(worst['iid'])} to {mean(worst['fedavg'])} %" in readme
     assert f"training alone has {mean(worst['local'])} %, fine-tuned FedAvg {mean(worst['finetune'])} %" in readme
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_the_board_s_picture_is_what_the_evidence_says(look: str) -> None:
+    """After a change of the evidence: `make results`."""
+    drawn = board_picture.draw(shipped(), board_picture.LOOKS[look])
+    assert drawn == (DOCS / f"board-{look}.svg").read_text(), "run `python scripts/board_picture.py`"
+
+
+def test_the_board_s_page_and_the_words_of_its_picture_are_what_the_evidence_says() -> None:
+    tasks, readme = shipped(), (ROOT / "README.md").read_text()
+    assert escape(board_picture.about(tasks)) in readme
+    assert board_picture.in_readme(readme, tasks) == readme
+    now, kept = contents(board_page(tasks)), contents((DOCS / "board.html").read_text())
+    assert now == kept, "run `fedskew board page`"
+
+
+def contents(page: str) -> str:
+    """What a page says: all but its styles and its code."""
+    return re.sub(r"<(style|script)>.*?</\1>", "", page, flags=re.DOTALL)
+
+
+def made_up() -> list[Task]:
+    """A task, one whose FedAvg still rises, and one without fedgen on which scaffold failed."""
+    flat, rising, part = made_task("t1"), made_task("t2", curve=(0.2, 0.3, 0.4, 0.5)), made_task("t3", lead=-0.2)
+    change = msgspec.structs.replace
+    rows = [
+        change(row, seeds=0, failed=3, value=None, values={}, over=None, outcome="loss")
+        if row.method == "scaffold"
+        else row
+        for row in part.rows
+        if row.method != "fedgen"
+    ]
+    return [flat, rising, change(part, rows=rows, missing=["fedgen"])]
+
+
+def test_the_picture_ranks_nothing_where_fedavg_rises_and_hides_no_failure() -> None:
+    tasks = made_up()
+    assert board_picture.cell(tasks[0], "fedprox", False) == ("+5.0", "more-3", True)
+    assert board_picture.cell(tasks[0], "scaffold", False)[2] is False, "its interval includes 0"
+    assert board_picture.cell(tasks[1], "fedprox", False) == ("", "unranked", False)
+    assert board_picture.cell(tasks[2], "scaffold", False) == ("failed", "less-4", True)
+    assert board_picture.cell(tasks[2], "fedgen", False) == ("", "", False)
+    picture = board_picture.draw(tasks, board_picture.LOOKS["light"])
+    assert "not ranked, FedAvg has not converged (t2)" in picture
+    assert "not finished (t3)" in picture
+    assert "ahead of tuned FedAvg more often than behind: none." in board_picture.about(tasks)
+
+
+def test_the_picture_keeps_public_data_and_controls_apart() -> None:
+    found = {group.title: group.methods for group in board_picture.groups(made_up())}
+    assert found["global model"][0] == "fedavg"
+    assert found["public data on the server"] == ["ratioloss"]
+    assert found["no federation"] == ["local"]  # in this made-up task it has a value
+    assert "ratioloss" not in found["global model"]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_the_picture_shows_every_method_once_and_stays_narrow_with_any_number_of_tasks(count: int) -> None:
+    shown = [msgspec.structs.replace(task, name=f"t{i}") for i, task in enumerate(shipped()[:1] * count)]
+    picture = ElementTree.fromstring(board_picture.draw(shown, board_picture.LOOKS["dark"]))
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert float(picture.attrib["width"]) == board_picture.WIDTH
+    for row in shown[0].rows:
+        assert texts.count(row.method) == 1, row.method
+    for element in picture.iter("{http://www.w3.org/2000/svg}rect"):
+        assert float(element.get("x", 0)) + float(element.attrib["width"]) <= board_picture.WIDTH
 
 
 @pytest.mark.slow

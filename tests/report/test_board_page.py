@@ -134,3 +134,18 @@ def test_filters_hide_rows_and_heads_sort_them_in_a_browser(tmp_path: Path) -> N
         click("#t1 .board th:nth-child(1) button")
         assert shown() == sorted(shown())
         assert not [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_method_that_failed_with_a_seed_shows_no_lead() -> None:
+    """The seeds that finished may look good; a run that diverges is a loss all the same."""
+    task = made_task()
+    failed = [
+        msgspec.structs.replace(row, failed=1, note="the loss was not finite", outcome="loss")
+        if row.method == "fedprox"
+        else row
+        for row in task.rows
+    ]
+    page = board_page([msgspec.structs.replace(task, rows=failed)])
+    heat = page.partition("Clients&#x27; own models")[0]
+    assert "1 of 4 seeds: the loss was not finite" in heat
+    assert "+5.0" not in heat

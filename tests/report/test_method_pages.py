@@ -46,14 +46,23 @@ def test_a_page_has_the_formula_the_settings_the_leaks_and_the_cost() -> None:
 
 def test_a_page_shows_the_board_s_rows_of_its_own_method_only() -> None:
     rows = [
-        Row(method="fedprox:mu=0.1", lr=0.03, seeds=5, value=0.71, over=0.02, margin=0.01),
+        Row(
+            method="fedprox:mu=0.1", lr=0.03, seeds=5, value=0.71, over=0.02, margin=0.01, own_over=0.1, own_margin=0.2
+        ),
         Row(method="fedproxy", lr=0.03, seeds=5, value=0.5),
         Row(method="fedavg", lr=0.1, seeds=4, failed=1, value=None),
     ]
     task = Task(name="t1", title="label skew", goal="global", skew={}, commit="c", cpu="x", rows=rows)
     (shown,) = board_rows("fedprox", [task])
-    assert shown[0] == "label skew"
-    assert shown[3:] == ["71.0", "+2.0 ± 1.0", "0.03", "5"]
-    assert "|label skew|fedprox:mu=0.1|" in method_page(entry("fedprox"), [task])
+    assert shown[0] == "t1: label skew (mu=0.1)"
+    assert shown[2:] == ["71.0", "**+2.0 ± 1.0**", "+10.0 ± 20.0", "0.03", "5"]
+    assert "|t1: label skew (mu=0.1)|" in method_page(entry("fedprox"), [task])
     (failed,) = board_rows("fedavg", [task])
-    assert failed[3:] == ["-", "-", "0.1", "4, 1 diverged"]
+    assert failed[2:] == ["-", "-", "-", "0.1", "4, 1 failed"]
+
+
+def test_a_page_claims_no_lead_where_fedavg_has_not_converged() -> None:
+    row = Row(method="fedprox", lr=0.03, seeds=5, value=0.71, over=0.02, margin=0.01)
+    task = Task(name="t1", title="skew", goal="global", skew={}, commit="", cpu="", rows=[row], unsettled="rises")
+    (shown,) = board_rows("fedprox", [task])
+    assert shown[3:5] == ["not ranked: FedAvg has not converged"] * 2

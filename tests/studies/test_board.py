@@ -18,7 +18,7 @@ from fedskew.studies.board.cells import Trial, do_cell, do_trial
 from fedskew.studies.board.evidence import Task, read_task, shipped, write_task
 from fedskew.studies.board.metering import Meter
 from fedskew.studies.board.running import all_methods, chosen_rate, finished, run_board, run_method
-from fedskew.studies.board.statistics import competes, keeps_state, make_task, tally
+from fedskew.studies.board.statistics import competes, keeps_state, make_task, ordered, tally
 from fedskew.studies.board.tasks import TaskFile, load_task, load_tasks
 from fedskew.studies.board.verification import verify_cell
 from fedskew.studies.execution import Outcome
@@ -296,3 +296,15 @@ def forget_data() -> Iterator[None]:
     yield
     cells.named_data.cache_clear()
     assert running.FIRST[0] == "fedavg"
+
+
+def test_methods_are_ordered_by_wins_less_losses_and_a_failed_one_has_lost() -> None:
+    """fedprox wins; with a seed that failed it comes last, though its mean is the best."""
+    task = made_task()
+    change = msgspec.structs.replace
+    assert ordered([task])[:2] == ["fedavg", "fedprox"]
+    rows = [change(row, failed=1, outcome="loss") if row.method == "fedprox" else row for row in task.rows]
+    assert ordered([change(task, rows=rows)])[-1] == "fedprox"
+    own = [change(row, own_over=0.3, own_margin=0.1) if row.method == "scaffold" else row for row in task.rows]
+    assert ordered([change(task, rows=own)], own=True)[1] == "scaffold"
+    assert ordered([change(task, unsettled="rises")]) == ["fedavg", *sorted({r.method for r in rows} - {"fedavg"})]

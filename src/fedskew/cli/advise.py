@@ -70,7 +70,14 @@ def advise_command(
             "global:f1, own:auroc.",
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="SEEDS", help="Seeds of the final runs, three or more.")] = "0-4",
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEEDS",
+            help="Seeds of the final runs, three or more. Default: 0-4, and up to 20 seeds if a lead is open and the "
+            "budget allows.",
+        ),
+    ] = None,
     set_: Set = None,
     config: Config = None,
     out: Annotated[
@@ -95,7 +102,7 @@ def advise_command(
     settings = given_settings(data=data, split=split, model=model, rounds=rounds, clients_per_round=clients_per_round)
     experiment = with_owners(read_experiment(config, settings, set_), "split" in settings, config, set_, data_dir)
     limits = Limits(public=not no_public, state=not no_state, sums_only=sums_only, max_bytes=read_bytes(max_bytes))
-    chosen = check_seeds(seed_list(seeds))
+    chosen = None if seeds is None else check_seeds(seed_list(seeds))
     asked: dict[str, Any] = {"minutes": minutes, "budget_rounds": budget, "limits": limits, "goal": goal}
     asked |= {"seeds": chosen, "methods": tuple(methods or ())}
     make_budget(minutes, budget)
@@ -179,7 +186,7 @@ def show_advice(advice: Advice, folder: Path, screen: Console, as_json: bool) ->
         screen.print(make_table("nearest tasks of the board", rows[0], rows[1:]))
     for name, why in advice.shortlist.excluded.items():
         screen.print(f"not raced: {name} {why}", markup=False)
-    title = f"final: {figure.words}" + (f", in {figure.unit}" if figure.unit else "")
+    title = f"final: {advice.goal_words}" + (f", in {figure.unit}" if figure.unit else "")
     screen.print()
     columns, *lines = final_rows(advice)
     screen.print(make_table(title, columns, lines))

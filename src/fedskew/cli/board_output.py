@@ -18,7 +18,7 @@ from fedskew.studies.board import evidence as evidence_module
 from fedskew.studies.board.evidence import Row, Task, read_tasks, shipped, write_task
 from fedskew.studies.board.metering import Meter
 from fedskew.studies.board.running import all_methods, finished, run_board
-from fedskew.studies.board.statistics import make_task, tally
+from fedskew.studies.board.statistics import make_task, ordered, tally
 from fedskew.studies.board.tasks import load_tasks
 from fedskew.studies.compare import distinct
 from fedskew.studies.ranking import BASELINE
@@ -145,10 +145,10 @@ def print_overview(tasks: Sequence[Task], screen: Console) -> None:
             return ""
         if method == BASELINE:
             return f"{percent(row.value)} %"
-        return over_text(row) + (" =" if row.tied else "")
+        failed = f" ({row.failed} of {row.failed + row.seeds} diverged)" if row.failed and row.seeds else ""
+        return over_text(row) + (" =" if row.tied else "") + failed
 
-    order = sorted(counts, key=lambda name: (name != BASELINE, counts[name]["loss"] - counts[name]["win"], name))
-    table = [[m, *(cell(t, m) for t in tasks), "{win}/{tie}/{loss}".format(**counts[m])] for m in order]
+    table = [[m, *(cell(t, m) for t in tasks), "{win}/{tie}/{loss}".format(**counts[m])] for m in ordered(tasks)]
     columns = ["method", *(t.name + ("" if t.ranked else " (not ranked)") for t in tasks), "win/tie/loss"]
     screen.print(make_table("points over tuned FedAvg, ± half the 95 % interval over seeds", columns, table))
     screen.print(f"{BASELINE}: its accuracy. = cannot be told apart from the best of the task.")

@@ -104,7 +104,8 @@ def _add_final(page: Page, advice: Advice) -> None:
     page.add(html_table(columns, rows))
     unit = f" ({figure.unit})" if figure.unit else ""
     page.add_text(
-        f"{figure.words}{unit}. Means over seeds; over fedavg: the mean difference with the same seeds ± half "
+        f"{advice.goal_words[:1].upper()}{advice.goal_words[1:]}{unit}. Means over seeds; "
+        "over fedavg: the mean difference with the same seeds ± half "
         "its 95 % interval. The choice rests on the validation columns; the test parts were read once, afterwards. "
         "One model for all: the same measure of the global model on the validation parts.",
         "soft",
@@ -139,7 +140,8 @@ def _add_race(page: Page, advice: Advice) -> None:
         page.add(f"{table}</details>")
     if advice.left_out:
         rows = [[name, why] for name, why in advice.left_out.items()]
-        page.add(f"<h3>Not raced to the end</h3>{html_table(['candidate', 'why'], rows, text_last=True)}")
+        table = html_table(["candidate", "why"], rows, text_last=True)
+        page.add(f"<details><summary>not raced to the end: {len(rows)} candidates</summary>{table}</details>")
 
 
 def _add_shortlist(page: Page, advice: Advice) -> None:

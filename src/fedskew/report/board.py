@@ -12,7 +12,7 @@ from fedskew.evaluation.figures import FIGURES, bytes_text, percent
 from fedskew.report.charts import lines
 from fedskew.report.page import FOLDER, Page
 from fedskew.studies.board.evidence import Row, Task
-from fedskew.studies.board.statistics import tally
+from fedskew.studies.board.statistics import ordered, tally
 from fedskew.studies.ranking import BASELINE
 
 FILTERS = {  # class of the body while the box is ticked (see board.css), and the box's words
@@ -106,10 +106,13 @@ def add_heat(page: Page, tasks: Sequence[Task], title: str, over: Read, margin: 
         if method == BASELINE and value is not None:
             return f"{100 * value:.1f} %", 0.0, "even", f"{BASELINE} on {task.name}: {100 * value:.2f} %"
         gap, width = over(row), margin(row)
+        if row.failed or not row.seeds:  # it diverged with a seed, which is a loss, or cannot run on the task
+            kind = "less-4 sure" if task.ranked and row.failed else "gap"
+            return "failed", "", kind, f"{row.failed} of {row.failed + row.seeds} seeds: {row.note}"
         if gap is None:
-            return ("–" if row.seeds else "failed"), "", "gap", row.note or "no such model"
+            return "–", "", "gap", "no such model"
         sure = width is not None and abs(gap) > width
-        kinds = [shade(100 * gap) if task.ranked else "unranked", "" if sure else "unsure"]
+        kinds = [shade(100 * gap), "sure" if sure else "unsure"] if task.ranked else ["unranked"]
         kinds.append("tied" if ranked and row.tied else "")
         spread = f" ± {100 * width:.2f}" if width is not None else ""
         about = f"{method} on {task.name}: {percent(value)} %, {100 * gap:+.2f}{spread} over {row.seeds} seeds"
@@ -118,7 +121,8 @@ def add_heat(page: Page, tasks: Sequence[Task], title: str, over: Read, margin: 
 
     columns = ["method", *(task.name for task in tasks), *(["win / tie / loss"] if ranked else [])]
     lines_: list[tuple[Row, list[Cell]]] = []
-    for method, row in sorted(first.items(), key=lambda item: _order(item[0], counts)):
+    for method in ordered(tasks, own=not ranked):
+        row = first[method]
         line: list[Cell] = [(method, method, "", "")] + [cell(task, method) for task in tasks]
         count = counts[method]
         if ranked:
@@ -131,15 +135,11 @@ def add_heat(page: Page, tasks: Sequence[Task], title: str, over: Read, margin: 
     page.add(table(columns, lines_, heat=True, about=about))
     tied = ", = cannot be told apart from the best method of the task" if ranked else ""
     page.add_text(
-        f"Pale: the 95 % interval over seeds includes 0{tied}. Striped: {BASELINE} has not converged, so nothing is "
+        f"Bold: the 95 % interval over seeds leaves out 0; pale: it does not{tied}. Striped: {BASELINE} has not "
+        "converged, so nothing is "
         "ranked. In italics: controls that do not federate, and methods that need public data.",
         "soft",
     )
-
-
-def _order(method: str, counts: dict[str, dict[str, int]]) -> tuple[bool, int, str]:
-    """FedAvg first, then by wins less losses."""
-    return method != BASELINE, counts[method]["loss"] - counts[method]["win"], method
 
 
 def shade(points: float) -> str:
@@ -248,7 +248,7 @@ def table(
     for row, cells in rows:
         marks = {"public": row.public, "sums": row.sums_only, "state": row.state}
         data = "".join(f' data-{key}="{"yes" if value else "no"}"' for key, value in marks.items())
-        kind = ' class="control"' if row.control else ""
+        kind = ' class="control"' if row.control else ' class="baseline"' if row.method == BASELINE else ""
         body.append(f"<tr{kind}{data}>{''.join(_html_cell(row, cell) for cell in cells)}</tr>")
     inside = f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll"><table class="board{" heat" if heat else ""}">{inside}</table></div>'

@@ -37,20 +37,38 @@ def cost(one: MethodEntry) -> list[str]:
     return [*lines, f"- the server keeps {server} bytes"]
 
 
+BOARD = ["task", "figure", "%", "over tuned FedAvg", "own models, over FedAvg's", "learning rate", "seeds"]
+
+
 def board_rows(name: str, tasks: list[Task]) -> list[list[str]]:
-    """The board's rows of a method: task, figure, value, difference to tuned FedAvg, learning rate, seeds."""
+    """The board's rows of a method, in the order of BOARD. Where FedAvg has not converged there is no difference."""
     rows: list[list[str]] = []
     for task in tasks:
         words = FIGURES[task.goal].words if task.goal in FIGURES else task.goal
         for one in task.rows:
-            if one.method.partition(":")[0] != name:
+            method, _, settings = one.method.partition(":")
+            if method != name:
                 continue
             value = "-" if one.value is None else f"{100 * one.value:.1f}"
-            over = "-" if one.over is None else f"{100 * one.over:+.1f}"
-            margin = "" if one.margin is None else f" ± {100 * one.margin:.1f}"
-            failed = f", {one.failed} diverged" if one.failed else ""
-            rows.append([task.title, one.method, words, value, over + margin, f"{one.lr:g}", f"{one.seeds}{failed}"])
+            over, own = _points(one.over, one.margin), _points(one.own_over, one.own_margin)
+            if not task.ranked:
+                over = own = "not ranked: FedAvg has not converged"
+            failed = f", {one.failed} failed" if one.failed else ""
+            title = f"{task.name}: {task.title}" + (f" ({settings})" if settings else "")
+            rows.append([title, words, value, over, own, f"{one.lr:g}" if one.lr else "-", f"{one.seeds}{failed}"])
     return rows
+
+
+def _points(over: float | None, margin: float | None) -> str:
+    """A difference in points, bold if its interval leaves out 0.
+
+    >>> _points(0.021, 0.01), _points(-0.001, 0.01), _points(None, None)
+    ('**+2.1 ± 1.0**', '-0.1 ± 1.0', '-')
+    """
+    if over is None:
+        return "-"
+    text = f"{round(100 * over, 1) + 0.0:+.1f}" + ("" if margin is None else f" ± {100 * margin:.1f}")
+    return f"**{text}**" if margin is not None and abs(over) > margin else text
 
 
 def method_page(one: MethodEntry, tasks: list[Task]) -> str:
@@ -81,9 +99,8 @@ def method_page(one: MethodEntry, tasks: list[Task]) -> str:
     lines += [*one.meant, ""]
     lines += [line for weakness in weaknesses(one) for line in (weakness, "")]
     if rows := board_rows(one.name, tasks):
-        head = ["task", "settings", "figure", "%", "over tuned FedAvg", "learning rate", "seeds"]
-        lines += ["On the board (last round, mean over seeds, 95 % interval of the paired difference):", ""]
-        lines += [*table(head, rows), ""]
+        lines += ["On [the board](../board.md): the last round, mean over seeds, differences in points with their 95 %"]
+        lines += ["interval over seeds; bold: it leaves out 0.", "", *table(BOARD, rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -17,7 +17,9 @@ LAST_FIVE = "mean of the last 5 evaluations"
 INTRODUCTION = """# Results
 
 Generated from `results/` by `fedskew table docs`; do not edit. Each table is run again by
-the command above it. A reduced scale says nothing about the paper's own numbers: only order and gain count.
+the command above it. A reduced scale says nothing about the paper's own numbers: only order and gain count, and these
+only if the baseline was trained to its end. Where it was not, or was not checked, the verdict is "cannot be tested at
+this scale": a gain there, however large, may only show who starts faster. [papers.md](papers.md) has every claim.
 """
 
 

@@ -18,9 +18,10 @@ from fedskew.experiment.config import read_toml
 from fedskew.experiment.progress import PROGRESS, StudyProgress
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
-from fedskew.studies.advise.advice import warnings
+from fedskew.studies.advise.advice import unsettled, warnings
 from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.goal import Goal
+from fedskew.studies.advise.profile import Profile
 from fedskew.studies.advise.scoring import Candidate, Score, Scorer
 
 SMALL = fedskew.Experiment(
@@ -288,3 +289,36 @@ def test_a_class_that_the_choice_never_recognises_and_a_failed_final_run_are_war
 
 def test_the_plan_of_rounds_grows_with_methods_and_seeds() -> None:
     assert advising.planned_rounds(4, 30, 3) < advising.planned_rounds(8, 30, 3) < advising.planned_rounds(8, 30, 5)
+
+
+@pytest.mark.parametrize(("last", "rises"), [(0.52, False), (0.7, True)])
+def test_whether_fedavg_has_converged_is_judged_by_all_seeds(last: float, rises: bool) -> None:
+    """One seed that rises by chance is no reason, and the answer itself says so if all do."""
+
+    def scored(seed: int, end: float) -> Score:
+        curve = [(5, 0.3), (10, 0.5), (15, 0.5), (20, 0.5), (25, end)]
+        return Score(method="fedavg", lr=0.1, seed=seed, rounds=25, value=end, curve=curve)
+
+    ends = [last, 0.5 if not rises else last, 0.5 if not rises else last]
+    made = finals.Finals({Candidate("fedavg", 0.1): {s: scored(s, end) for s, end in enumerate(ends)}}, 3, {})
+    figures = {"total_variation": 0.5, "empty_cells": 0.5, "size_gini": 0.0, "imbalance_factor": 1.0}
+    about = Profile(figures=figures, table=[[2, 0], [0, 2]], labels=[*"abcdefghij"], clients=["0", "1"], public=0)
+    assert unsettled(made, Goal("own", "accuracy"), about).startswith("Tuned FedAvg still rises") == rises
+    assert unsettled(made, Goal("own", "loss"), about) == ""
+
+
+def test_time_between_runs_is_part_of_the_budget(tmp_path: Path) -> None:
+    """Tests and pages take time, too: what is counted is the clock, not the sum of the runs."""
+    now = [0.0]
+    scorer = Scorer(SMALL, Goal("own", "accuracy"), tmp_path, Budget(60, "seconds"), every=1, clock=lambda: now[0])
+    now[0] = 7.0
+    scorer.charge()
+    now[0] = 9.0
+    scorer.charge(1)
+    assert scorer.budget.spent == 9.0
+    counted = Scorer(
+        SMALL, Goal("own", "accuracy"), tmp_path / "b", Budget(60, "rounds"), every=1, clock=lambda: now[0]
+    )
+    counted.charge(2)
+    counted.charge()
+    assert counted.budget.spent == 2

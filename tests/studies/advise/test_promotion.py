@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from fedskew.studies.advise.goal import Goal
-from fedskew.studies.advise.promotion import ALWAYS_RUN, BEHIND, BEST_GLOBAL, CUT, LEADS, RISES, Fate, promote
+from fedskew.studies.advise.promotion import (
+    ALWAYS_RUN,
+    BEHIND,
+    BEST_GLOBAL,
+    CUT,
+    LEADS,
+    RISES,
+    Fate,
+    promote,
+    signed_rank,
+)
 from fedskew.studies.advise.scoring import Candidate, Score
 
 OWN = Goal("own", "accuracy")
@@ -135,3 +147,17 @@ def test_candidates_without_a_common_client_or_a_difference_are_not_told_apart(c
     if not common:
         other = (other[0], [Score(method="scaffold", lr=0.1, seed=0, rounds=10, value=0.5, clients={7: 0.5})])
     assert promote(dict([one, other]), 2, 0, OWN, ())[1].p == 1.0
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 9, 30])
+@pytest.mark.parametrize("digits", [0, 1, 9])
+def test_the_signed_rank_test_is_scipy_s(count: int, digits: int) -> None:
+    """Rounded to few digits there are ties and zeros, which is where scipy's own is slow."""
+    rng = np.random.default_rng(count)
+    found = np.round(rng.normal(0.3, 1, count), digits)
+    expected = stats.wilcoxon(found[found != 0], alternative="greater").pvalue if found.any() else 1.0
+    assert signed_rank(found) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_no_differences_are_no_evidence() -> None:
+    assert signed_rank(np.zeros(4)) == 1.0

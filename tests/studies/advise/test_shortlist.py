@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from fedskew.core.settings import UsageError
 from fedskew.methods import REGISTRY
 from fedskew.models import build
 from fedskew.studies.advise.goal import Goal
-from fedskew.studies.advise.shortlist import ALWAYS, GENERAL, Limits, Shortlist, leaders, make_shortlist, nearest
-from fedskew.studies.board.evidence import Row, Task, read_task
+from fedskew.studies.advise.shortlist import ALWAYS, FAR, GENERAL, Limits, Shortlist, leaders, make_shortlist, nearest
+from fedskew.studies.board.evidence import Row, Task, read_task, shipped
 
 SKEW = {
     "clients": 10.0,
@@ -98,8 +99,8 @@ def test_without_evidence_the_list_is_general_and_says_so() -> None:
 
 def test_the_nearest_tasks_give_their_leaders_with_their_evidence() -> None:
     near = task("near", [("fedprox:mu=0.1", 0.8), ("fedavg", 0.9), ("moon", 0.7), ("central", 0.99), ("fedic", None)])
-    far = task("far", [("fedlc", 0.9)], total_variation=0.3)
-    farther = task("farther", [("fedbn", 0.9)], total_variation=0.3, size_gini=0.1)
+    far = task("far", [("fedlc", 0.9)], total_variation=0.5)
+    farther = task("farther", [("fedbn", 0.9)], total_variation=0.5, size_gini=0.2)
     found = listed(tasks=[farther, far, near])
     assert [n.task for n in found.nearest] == ["near", "far"]
     assert found.nearest[0].distance == 0
@@ -123,6 +124,19 @@ def test_a_task_with_another_skew_gives_no_method() -> None:
     assert set(found.methods) == {*ALWAYS, *GENERAL}
     assert "no task like these data (the nearest is iid" in found.note
     assert found.nearest == []
+
+
+def test_a_task_whose_fedavg_has_not_converged_gives_no_method() -> None:
+    """Its leaders are those that start fast."""
+    rising = msgspec.structs.replace(task("rising", [("fedlc", 0.9)]), unsettled="fedavg still rises")
+    assert "fedlc" not in listed(tasks=[rising]).methods
+    assert "no evidence yet" in listed(tasks=[rising]).note
+
+
+def test_no_two_tasks_of_the_board_count_as_one_skew() -> None:
+    """The distance that counts as like lies between that of a task to itself and that to any other."""
+    for one, other in combinations(shipped(), 2):
+        assert nearest(one.skew, [other], Goal("own", "accuracy"))[0].distance > FAR, (one.name, other.name)
 
 
 def test_leaders_are_those_of_the_kind_of_model_that_is_asked_for() -> None:

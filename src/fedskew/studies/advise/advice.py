@@ -19,11 +19,12 @@ from fedskew.studies.advise.promotion import CUT, Fate
 from fedskew.studies.advise.race import Race
 from fedskew.studies.advise.scoring import Candidate
 from fedskew.studies.advise.shortlist import Shortlist
-from fedskew.studies.advise.verdict import Verdict, decide, listed, sentence
+from fedskew.studies.advise.verdict import Verdict, decide, listed, seeds_to_tell, sentence
 from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.ranking import FEWEST, Difference, gap_text, rank
 
 MANY = 6  # names in one note
+LONGEST = 30  # seeds that a note may propose
 IN_FINAL = "in the final"
 
 
@@ -120,8 +121,14 @@ def make_advice(
     chosen = by_name[verdict.choice]
     alone = next((str(c) for c in finals.scores if c.name == "local"), None)
     names = {text: _shown(c) for text, c in by_name.items()}
+    answer, rises = (
+        sentence(verdict, tested, goal.figure, str(baseline), names, alone),
+        unsettled(finals, goal, profile),
+    )
+    if rises and verdict.certain:  # not a note: who reads only the answer must know
+        answer, rises = f"{answer} {rises}", ""
     return Advice(
-        sentence=sentence(verdict, tested, goal.figure, str(baseline), names, alone),
+        sentence=answer,
         choice=chosen.method,
         lr=chosen.lr,
         certain=verdict.certain,
@@ -134,7 +141,12 @@ def make_advice(
         profile=profile,
         shortlist=shortlist,
         left_out=race.left_out | finals.left_out,
-        notes=notes(race, finals, shortlist, baseline, profile),
+        notes=[
+            *notes(race, finals, shortlist),
+            *([rises] if rises else []),
+            *profile.notes,
+            *open_lead(verdict, finals, goal.figure, names),
+        ],
         warnings=warnings(finals, chosen),
         spent=f"{budget.text(budget.spent)} of {budget.text(budget.limit)}",
         experiment=chosen.of(given),
@@ -182,7 +194,7 @@ def race_row(rounds: int, fate: Fate, finals: Finals) -> RaceRow:
     """A candidate's fate as a row."""
     c = fate.candidate
     last = rounds == next((s.rounds for of in finals.scores.values() for s in of.values()), None)
-    why = IN_FINAL if last and c in finals.scores else fate.why
+    why = fate.why if not last or fate.value is None else IN_FINAL if c in finals.scores else f"not {IN_FINAL}"
     return RaceRow(rounds=rounds, method=c.method, lr=c.lr, value=fate.value, kept=fate.kept, why=why, p=fate.p)
 
 
@@ -202,7 +214,16 @@ def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, s
     return f"One model for all clients: {names[verdict.choice]}, {gap} better than tuned FedAvg's on the {where}."
 
 
-def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate, profile: Profile) -> list[str]:
+def unsettled(finals: Finals, goal: Goal, profile: Profile) -> str:
+    """That tuned FedAvg has not converged, in a sentence, by its mean curve over seeds; "" if it has, or for a loss."""
+    curves = [s.curve for s in next(iter(finals.scores.values())).values() if s.curve]
+    mean = [statistics.mean(v for _, v in at) for at in zip(*curves, strict=False)]
+    if not mean or goal.measure == "loss" or not (why := unsettled_curve(mean, len(profile.labels))):
+        return ""
+    return f"Tuned FedAvg {why}: with more rounds the order may change."
+
+
+def notes(race: Race, finals: Finals, shortlist: Shortlist) -> list[str]:
     """What the reader should know about the answer."""
     found = [shortlist.note] if shortlist.note else []
     cut = dict.fromkeys(f.candidate.name for rung in race.rungs for f in rung.fates if f.why == CUT)
@@ -219,10 +240,22 @@ def notes(race: Race, finals: Finals, shortlist: Shortlist, baseline: Candidate,
         found.append(f"Not run, as the limits or the goal ask: {listed(missing)}.")
     if FEWEST <= len(finals.seeds) < finals.wanted:
         found.append(f"The budget was enough for {len(finals.seeds)} of {finals.wanted} seeds.")
-    curves = [s.curve for s in finals.scores[baseline].values() if s.curve]
-    if curves and (why := unsettled_curve([v for _, v in curves[0]], len(profile.labels))):
-        found.append(f"Tuned FedAvg {why}: with more rounds the order may change.")
-    return [*found, *profile.notes]
+    return found
+
+
+def open_lead(verdict: Verdict, finals: Finals, figure: Figure, names: Mapping[str, str]) -> list[str]:
+    """How many seeds were run for a lead that was open, and how many would tell now; empty if neither is the case."""
+    run, found = len(finals.seeds), []
+    if run > finals.wanted:
+        found.append(f"{finals.wanted} seeds left a lead open, so {run} were run.")
+    values, baseline = finals.values(), str(next(iter(finals.scores)))
+    if wanted := seeds_to_tell(verdict, values, figure, baseline, LONGEST):
+        name, seeds = wanted
+        found.append(
+            f"If {names[name]} stays as far ahead as it is, about {seeds} seeds would tell it apart from tuned FedAvg: "
+            f"give a larger budget, with --seeds 0-{seeds - 1}."
+        )
+    return found
 
 
 def warnings(finals: Finals, chosen: Candidate) -> list[str]:

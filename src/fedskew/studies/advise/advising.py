@@ -25,7 +25,7 @@ from fedskew.experiment.progress import ProgressWriter, Step, StudyProgress
 from fedskew.federation.protocol import Record
 from fedskew.studies.advise.advice import Advice, Progress, make_advice
 from fedskew.studies.advise.budget import Budget
-from fedskew.studies.advise.finals import run_finals, test_values
+from fedskew.studies.advise.finals import run_finals, seeds_after, test_values
 from fedskew.studies.advise.goal import class_counts, is_balanced, read_goal
 from fedskew.studies.advise.profile import profile_of
 from fedskew.studies.advise.race import ETA, run_race, rungs_of
@@ -36,6 +36,7 @@ from fedskew.studies.ranking import FEWEST
 from fedskew.studies.tune import on_validation
 
 MINUTES = 10.0
+SEEDS = (0, 1, 2, 3, 4)  # of the final
 Watch = Callable[[Progress], None]
 
 
@@ -46,7 +47,7 @@ def advise(
     budget_rounds: int | None = None,
     limits: Limits | None = None,
     goal: str | None = None,
-    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    seeds: Sequence[int] | None = None,
     methods: Sequence[str] = (),
     out: Path | str | None = None,
     evidence: Sequence[Task] | None = None,
@@ -64,7 +65,8 @@ def advise(
         limits: what a method may not need; None: anything goes.
         goal: "own" (the model that each client would use), "global" (one model for all), or with a measure as in
             "global:f1"; None is "own". The measure is accuracy, or balanced accuracy where classes are not balanced.
-        seeds: of the final runs, at least three.
+        seeds: of the final runs, at least three; no others are run. None: 0 to 4, and up to 20 in all if a lead is
+            still open and the budget allows.
         methods: race these and FedAvg, FedAvgM, fine-tuned FedAvg and local, in place of a shortlist.
         out: folder of the runs and the answer; the same call continues there. None: a temporary one.
         evidence: the board's tasks for the shortlist; None: those that ship with fedskew.
@@ -74,7 +76,8 @@ def advise(
     """
     given = Experiment() if experiment is None else experiment
     base = replace(given, stop=Stop(), evaluation=replace(given.evaluation, clients=0, metric="", diagnose=False))
-    limits, seeds = limits or Limits(), check_seeds(seeds)
+    limits, first = limits or Limits(), check_seeds(SEEDS if seeds is None else seeds)
+    more = seeds_after(first) if seeds is None else ()
     budget = make_budget(minutes, budget_rounds)
     options = {"device": pick_device(str(options.pop("device", "auto"))), **options}
     tasks = list(shipped() if evidence is None else evidence)
@@ -99,7 +102,7 @@ def advise(
             folder,
             budget,
             every=-(-rungs_of(base.rounds)[0] // 2),
-            fingerprint=fingerprint(base, limits, goal, seeds, methods, budget, tasks),
+            fingerprint=fingerprint(base, limits, goal, [*first, *more], methods, budget, tasks),
             clock=clock,
             options=options,
         )
@@ -112,15 +115,16 @@ def advise(
             unit="rounds",
         )
         if budget.unit == "seconds":
-            budget.spent += clock() - began
+            budget.spent += scorer.counted - began
         with ProgressWriter(folder, shown) as writer:
             for score in scorer.scores.values():
                 writer.add(score_step(score))
             scorer.found = lambda score: writer.add(score_step(score))
-            scorer.watch = _watcher(scorer, watch, writer, len(shortlist.methods), len(seeds))
+            scorer.watch = _watcher(scorer, watch, writer, len(shortlist.methods), len(first))
             race = run_race(scorer, list(shortlist.methods), base.rounds)
-            finals = run_finals(scorer, race, base.rounds, seeds)
+            finals = run_finals(scorer, race, base.rounds, first, more)
             tested = test_values(scorer, finals, base.rounds)
+            scorer.charge()
             scorer.save()
             advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
         if out is not None:
@@ -206,12 +210,13 @@ def _watcher(
     scorer: Scorer, watch: Watch | None, writer: ProgressWriter, methods: int, seeds: int
 ) -> Callable[[Candidate, int, Record, int], None]:
     """What the scorer calls after each round: it adds how far the whole is, and how long it will take."""
-    total, done, began = planned_rounds(methods, scorer.base.rounds, seeds), scorer.state.done, scorer.clock()
+    planned, done, began = planned_rounds(methods, scorer.base.rounds, seeds), scorer.state.done, scorer.clock()
     now = 0
 
     def tell(candidate: Candidate, seed: int, record: Record, rounds: int) -> None:
         nonlocal now
         now += 1
+        total = planned + scorer.ahead
         passed = scorer.clock() - began
         ahead = passed / now * max(total - done - now, 0)
         if scorer.budget.unit == "seconds":

@@ -2,6 +2,10 @@
 
 They are judged on validation data as before. The clients' test parts are read once, when everything is decided, for the
 numbers of the answer.
+
+A lead that the first seeds leave open may need more of them. How many the budget allows is decided before the first
+final run, from what rounds cost in the race, so that it does not depend on the figures; then the verdict is looked at
+twice at most, after the first seeds and after all (see verdict.py for what that costs).
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ from fedskew.federation.simulate.simulation import Simulation
 from fedskew.studies.advise.budget import BudgetUsed
 from fedskew.studies.advise.promotion import mean_value
 from fedskew.studies.advise.race import Race
-from fedskew.studies.advise.scoring import Candidate, Score, Scorer
+from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Score, Scorer
+from fedskew.studies.advise.verdict import decide, seeds_to_tell
 from fedskew.studies.ranking import FEWEST
 
 BASELINE = "fedavg"
 BESIDE = ("finetune", "local")  # always in the final, with FedAvg
 LEADERS = 3  # further methods in the final
+MOST = 20  # seeds in all if the first ones leave a lead open
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Finals:
     """The final runs, all candidates with the same seeds."""
 
     scores: dict[Candidate, dict[int, Score]]  # by seed; FedAvg first
-    wanted: int  # seeds that were asked for
+    wanted: int  # seeds that all candidates were to have at first
     left_out: dict[str, str]  # leaders of the race that the budget did not allow
 
     @property
@@ -59,41 +65,99 @@ def finalists(race: Race, sign: int) -> list[Candidate]:
     shared = {c: v for c in others if (v := _mean_shared(race.scores[c])) is not None}
     if shared and (first := max(shared, key=lambda c: sign * shared[c])) not in others[:LEADERS]:
         others.insert(LEADERS - 1, first)
-    return [best[BASELINE], *(best[name] for name in BESIDE if name in best), *others[:LEADERS]]
+    beside = [c for name in BESIDE if (c := best.get(name) or _last_seen(race, name, sign)) is not None]
+    return [best[BASELINE], *beside, *others[:LEADERS]]
+
+
+def _last_seen(race: Race, name: str, sign: int) -> Candidate | None:
+    """The best candidate of a method that left the race, by its last rung; None if it has no value."""
+    for rung in reversed(race.rungs):
+        known = {f.candidate: f.value for f in rung.fates if f.candidate.name == name and f.value is not None}
+        if known:
+            return max(known, key=lambda c: sign * known[c])
+    return None
 
 
 def _mean_shared(scores: Sequence[Score]) -> float | None:
     return mean_value([Score(method="", lr=0, seed=s.seed, rounds=0, value=s.shared) for s in scores])
 
 
-def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int]) -> Finals:
-    """Run the finalists with every seed, as far as the budget goes."""
+def seeds_after(first: Sequence[int], most: int = MOST) -> tuple[int, ...]:
+    """The seeds that follow the first ones, so that there are `most` in all.
+
+    >>> seeds_after((0, 1, 2), 5)
+    (3, 4)
+    """
+    found = (seed for seed in range(max(first) + 1, max(first) + most + 3) if seed not in RACE_SEEDS)
+    return tuple(found)[: max(most - len(first), 0)]
+
+
+def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], more: Sequence[int] = ()) -> Finals:
+    """Run the finalists with every seed, as far as the budget goes.
+
+    `more` are seeds for a lead that is open after `seeds`, if they would decide it should it stay as it is.
+    """
     everyone = finalists(race, scorer.goal.sign)
     needed = 1 + sum(c.name in BESIDE for c in everyone)
 
-    def affordable() -> list[Candidate]:
-        def cost(candidates: Sequence[Candidate], count: int) -> float:
-            return sum(scorer.predicted(c, seed, rounds) for c in candidates for seed in seeds[:count])
+    def cost(candidates: Sequence[Candidate], some: Sequence[int]) -> float:
+        runs = sum(scorer.predicted(c, seed, rounds) for c in candidates for seed in some)
+        return runs + tests_cost(scorer, candidates, len(some))
 
+    def affordable() -> list[Candidate]:
         for count in (len(seeds), min(FEWEST, len(seeds))):
             for size in range(len(everyone), needed, -1):
-                if cost(everyone[:size], count) <= scorer.budget.left:
+                if cost(everyone[:size], seeds[:count]) <= scorer.budget.left:
                     return everyone[:size]
-        return everyone[: needed + 1]
+        first = next((c for c in race.best(scorer.goal.sign).values() if c.name != BASELINE), None)
+        pair = [everyone[0], *([first] if first else [])]
+        return pair if cost(pair, seeds[:FEWEST]) <= scorer.budget.left else everyone[: needed + 1]
 
     chosen = scorer.decided("finals", affordable)
-    scores: dict[Candidate, dict[int, Score]] = {candidate: {} for candidate in chosen}
+    allowed = range(len(more), 0, -1)
+    if scorer.state.more is None:
+        fits = (n for n in allowed if cost(chosen, [*seeds, *more[:n]]) <= scorer.budget.left)
+        scorer.state.more = next(fits, 0)
+        scorer.save()
+    finals = Finals({candidate: {} for candidate in chosen}, len(seeds), _too_many(everyone, chosen))
+    _run_seeds(scorer, finals, rounds, seeds)
+    further = more[: scorer.state.more]
+    if len(finals.seeds) == len(seeds) and further and _is_open(scorer, finals, len(seeds) + len(further)):
+        scorer.ahead = rounds * len(chosen) * len(further)
+        _run_seeds(scorer, finals, rounds, further)
+    return finals
+
+
+def tests_cost(scorer: Scorer, candidates: Sequence[Candidate], seeds: int) -> float:
+    """What the evaluation on the test parts will cost: each about as long as a round. Nothing if rounds are counted."""
+    if scorer.budget.unit == "rounds":
+        return 0.0
+    return seeds * sum(scorer.seconds(c) for c in candidates)
+
+
+def _too_many(everyone: Sequence[Candidate], chosen: Sequence[Candidate]) -> dict[str, str]:
+    return {str(c): "the budget was not enough for the final" for c in everyone if c not in chosen}
+
+
+def _is_open(scorer: Scorer, finals: Finals, seeds: int) -> bool:
+    """Whether so many seeds in all would decide a lead that is not decided now."""
+    values, figure, baseline = finals.values(), scorer.goal.figure, str(next(iter(finals.scores)))
+    return seeds_to_tell(decide(values, figure, baseline), values, figure, baseline, seeds) is not None
+
+
+def _run_seeds(scorer: Scorer, finals: Finals, rounds: int, seeds: Sequence[int]) -> None:
+    """Score every candidate of the final with each seed; a seed that the budget does not allow for all is dropped."""
+    chosen = list(finals.scores)
     for seed in seeds:
-        if sum(scorer.predicted(c, seed, rounds) for c in chosen) > max(scorer.budget.left, 0):
-            break
+        left = max(scorer.budget.left - tests_cost(scorer, chosen, len(finals.seeds) + 1), 0)
+        if sum(scorer.predicted(c, seed, rounds) for c in chosen) > left:
+            return
         try:
             found = {candidate: scorer.score(candidate, seed, rounds) for candidate in chosen}
         except BudgetUsed:
-            break
+            return
         for candidate, score in found.items():
-            scores[candidate][seed] = score
-    too_many = {str(c): "the budget was not enough for the final" for c in everyone if c not in chosen}
-    return Finals(scores, len(seeds), too_many)
+            finals.scores[candidate][seed] = score
 
 
 def test_values(scorer: Scorer, finals: Finals, rounds: int) -> dict[str, dict[int, float]]:

@@ -130,11 +130,10 @@ def _first_rung(scorer: Scorer, methods: Sequence[str], rounds: int, share: floa
     lr = scorer.base.training.lr
     middle, *others = rates_around(lr)
     scores: dict[Candidate, list[Score]] = {}
-    for text in methods:
-        _try(scorer, Candidate(text, middle), rounds, share, most, scores, race)
-    for rate in others:
-        for text in methods:
-            _try(scorer, Candidate(text, rate), rounds, share, most, scores, race)
+    everyone = [Candidate(text, rate) for rate in (middle, *others) for text in methods]
+    # FedAvg first, with every rate: a lead over a FedAvg that was not tuned would say nothing
+    for candidate in sorted(everyone, key=lambda c: c.name != "fedavg"):
+        _try(scorer, candidate, rounds, share, most, scores, race)
     for candidate in scorer.decided("further", lambda: _further(scores, scorer, lr)):
         _try(scorer, candidate, rounds, share, most, scores, race)
     return scores
@@ -167,10 +166,11 @@ def _try(
     scores: dict[Candidate, list[Score]],
     race: Race,
 ) -> None:
-    """Score a candidate with every seed, if the budget's `share` allows; methods in ALWAYS are scored anyway."""
+    """Score a candidate with every seed, if the budget's `share` allows. Scored anyway: FedAvg, and others in ALWAYS
+    with the given learning rate."""
     if {candidate.method, str(candidate)} & race.left_out.keys():
         return
-    needed = candidate.name in ALWAYS and candidate.lr == scorer.base.training.lr
+    needed = candidate.method in ALWAYS and (candidate.name == "fedavg" or candidate.lr == scorer.base.training.lr)
     cost = sum(scorer.predicted(candidate, seed, rounds) for seed in RACE_SEEDS)
     if cost and not needed and scorer.budget.spent + cost > share:
         race.left_out[str(candidate)] = "the budget was not enough to try it"
@@ -191,7 +191,10 @@ def _try(
 
 
 def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str) -> Scores:
-    """Score the candidates that go on after more rounds; the last ones are left out if the `share` does not allow."""
+    """Score the candidates that go on after more rounds; the last ones are left out if the `share` does not allow.
+
+    Empty, and nothing is run, if it allows FedAvg alone: the rest of the budget is better spent on the final.
+    """
     order = list(race.scores)  # best first
 
     def affordable() -> list[Candidate]:
@@ -203,6 +206,8 @@ def _continued(scorer: Scorer, race: Race, rounds: int, share: float, stage: str
         return chosen
 
     chosen = scorer.decided(stage, affordable)
+    if {c.name for c in chosen} == {"fedavg"} != {c.name for c in order}:
+        return {}
     scores: dict[Candidate, list[Score]] = {}
     for candidate in order:
         if candidate not in chosen:

@@ -90,6 +90,7 @@ class State(msgspec.Struct, kw_only=True):
     chosen: dict[str, list[tuple[str, float]]] = {}  # by stage, the candidates that it was decided to run
     left_out: dict[str, str] = {}  # candidates, or methods, that the budget did not allow, and why
     done: int = 0  # rounds that were trained
+    more: int | None = None  # seeds that the budget allows for an open lead; None: not decided yet
 
 
 Watch = Callable[[Candidate, int, Record, int], None]  # (candidate, seed, record, rounds of the run)
@@ -115,6 +116,8 @@ class Scorer:
         self.every, self.watch, self.clock, self.options = every, watch, clock, dict(options or {})
         self.found: Callable[[Score], None] = lambda score: None  # called with every new score
         self.speeds: dict[str, float] = {}  # seconds of a round, by method's name
+        self.ahead = 0  # rounds that were added to the plan: more seeds for an open lead
+        self.counted = clock()  # time until here is in the budget
         self.state = self._restore(fingerprint)
         self.scores: dict[tuple[str, float, int, int], Score] = {}
         for score in self._read():
@@ -213,25 +216,23 @@ class Scorer:
         if self.budget.left <= 0:
             raise BudgetUsed
         about: dict[str, Any] = {"method": candidate.method, "lr": candidate.lr, "seed": seed, "rounds": rounds}
-        began, before = self.clock(), self.budget.spent
-        trained = 0
+        began, trained = self.clock(), 0
         try:
             run = self._run(candidate, seed, rounds)
             with closing(cast(Generator[Record], iter(run))) as records:  # ends the run's work at once
                 for record in records:
                     trained += 1
-                    self._charge(before, began, trained)
+                    self.charge(1)
                     if self.watch is not None:
                         self.watch(candidate, seed, record, run.rounds)
                     ahead = self.budget.cost(run.rounds, (self.clock() - began) / trained)
                     if record.number < run.rounds and (self.budget.left <= 0 or ahead > most):
                         raise BudgetUsed
-            self._charge(before, began, trained)
             score = self._scored(run, about, (self.clock() - began) / max(trained, 1))
         except (RuntimeError, ValueError, ArithmeticError) as error:  # a method may fail on data it cannot use
             score = Score(**about, value=None, failed=str(error).strip().partition("\n")[0].rstrip("."))
         finally:
-            self._charge(before, began, trained)
+            self.charge()
             self.state.done += trained
             self.save()
         with (self.out / SCORES).open("ab") as file:
@@ -247,8 +248,11 @@ class Scorer:
             if is_run(path):
                 drop_states(path)
 
-    def _charge(self, before: float, began: float, trained: int) -> None:
-        self.budget.spent = before + (trained if self.budget.unit == "rounds" else self.clock() - began)
+    def charge(self, rounds: int = 0) -> None:
+        """Add what was trained, or all the time since the last call, to what was spent."""
+        now = self.clock()
+        self.budget.spent += rounds if self.budget.unit == "rounds" else now - self.counted
+        self.counted = now
 
     def _run(self, candidate: Candidate, seed: int, rounds: int) -> Run:
         experiment, path = self.experiment(candidate, seed, rounds), self.path(candidate, seed, rounds)
@@ -256,7 +260,7 @@ class Scorer:
         if options.get("workers") is None and rounds * self.seconds(candidate) < LONG:
             options["workers"] = 1
         started = is_run(path)
-        if started and read_settings_rounds(path) > rounds:
+        if started and read_settings(path).rounds > rounds:
             raise UsageError(f"{path} holds a run of more than {rounds} rounds; remove it to start again.")
         return Run(experiment, out=path, resume=started, **options)
 
@@ -291,8 +295,3 @@ def clients_of(run: Run, goal: Goal) -> dict[int, float]:
     assert run.result is not None
     rows = {c: row for c, row in run.result.clients.items() if int(c) not in run.assembled.newcomers}
     return goal.by_client(rows, class_counts(run.assembled.world, "test"))
-
-
-def read_settings_rounds(path: Path) -> int:
-    """The rounds of the run in a directory."""
-    return read_settings(path).rounds

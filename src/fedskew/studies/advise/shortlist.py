@@ -29,7 +29,9 @@ ALWAYS = ("fedavg", "fedavgm", "finetune", "local")  # what any method must beat
 GENERAL = ("fedmr", "fedcrc", "fedcd", "fedprox", "scaffold", "feddyn", "fedrod", "fedrep", "ditto", "fedddc", "fedpg")
 LEAST = 8  # methods besides ALWAYS; if the board gives fewer, GENERAL fills up
 NEAREST, PER_TASK = 2, 6  # tasks of the board, and methods taken from each
-FAR = 0.15  # from here on a task's skew is another one, and its leaders say nothing about these data
+# From here on a task's skew is another one, and its leaders say nothing about these data. The board's tasks with three
+# seeds each: the same task with another seed is at most 0.07 away, another task at least 0.12.
+FAR = 0.10
 # figures in which tasks are compared, each brought to about 0 to 1
 SCALES: Mapping[str, Callable[[float], float]] = {
     "total_variation": float,
@@ -111,11 +113,12 @@ def make_shortlist(
 ) -> Shortlist:
     """The methods to race on clients with these skew figures.
 
-    tasks: the board's evidence; empty: a list of general methods is taken. public: samples on the server.
+    tasks: the board's evidence, of which those count whose FedAvg has converged; none: a list of general methods is
+    taken. public: samples on the server.
     net: how to build the net, the shape of a sample and the number of classes, to measure costs with.
     given: the user's own choice of methods, in place of the board's.
     """
-    known = nearest(skew, tasks, goal)[:NEAREST]
+    known = nearest(skew, [task for task in tasks if task.ranked], goal)[:NEAREST]
     near = [n for n in known if n.distance < FAR]
     wanted = dict.fromkeys(ALWAYS, "always raced")
     if given:

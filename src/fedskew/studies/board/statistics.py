@@ -239,3 +239,28 @@ def tally(tasks: Sequence[Task]) -> dict[str, dict[str, int]]:
             if task.ranked and row.outcome:
                 counts[row.outcome] += 1
     return found
+
+
+def ordered(tasks: Sequence[Task], own: bool = False) -> list[str]:
+    """The methods of all tasks: FedAvg, then by wins less losses on the ranked tasks, then by the mean difference.
+
+    Those that are not compared on any task are last. By the tasks' figures, or by clients' `own` models, where a win or
+    a loss is an interval over seeds without 0.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    for task in tasks:
+        for row in task.rows:
+            over, margin = (row.own_over, row.own_margin) if own else (row.over, row.margin)
+            sure = row.failed or (over is not None and margin is not None and abs(over) > margin)
+            sign = 1 if own or FIGURES[task.goal].better == "higher" else -1
+            gap = -1.0 if row.failed else sign * (over or 0.0)
+            each = found.setdefault(row.method, [])
+            if task.ranked and (row.failed or over is not None):
+                each.append(((gap > 0) - (gap < 0) if sure else 0, gap))
+
+    def key(method: str) -> tuple[bool, bool, int, float, str]:
+        each = found[method]
+        mean = statistics.mean(gap for _, gap in each) if each else 0.0
+        return method != BASELINE, not each, -sum(points for points, _ in each), -mean, method
+
+    return sorted(found, key=key)

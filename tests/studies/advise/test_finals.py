@@ -1,0 +1,190 @@
+"""The final with more seeds for an open lead: found if it is real, and no more mistakes than promised if it is not.
+
+No training: scores are drawn from a distribution, a seed costs what the budget says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fedskew.studies.advise.advice import open_lead
+from fedskew.studies.advise.budget import Budget, BudgetUsed
+from fedskew.studies.advise.finals import MOST, Finals, run_finals, seeds_after
+from fedskew.studies.advise.goal import Goal
+from fedskew.studies.advise.promotion import Fate
+from fedskew.studies.advise.race import Race, Rung
+from fedskew.studies.advise.scoring import Candidate, Score, Scorer, State
+from fedskew.studies.advise.verdict import Verdict, decide, margins_of
+
+FIRST = (0, 1, 2, 3, 4)
+METHODS = ("fedavg", "finetune", "local", "fedprox", "scaffold", "ditto")
+Draw = Callable[[str, int], float]  # (method, seed) -> what it scores
+
+
+class Drawn:
+    """Stands for a `Scorer`: scores are drawn, and a run costs its rounds."""
+
+    def __init__(self, draw: Draw, limit: float) -> None:
+        self.goal, self.budget, self.state = Goal("own", "accuracy"), Budget(limit, "rounds"), State(settings="")
+        self.draw, self.ahead = draw, 0
+
+    def decided(self, stage: str, decide: Callable[[], list[Candidate]]) -> list[Candidate]:
+        return decide()
+
+    def save(self) -> None:
+        pass
+
+    def seconds(self, candidate: Candidate) -> float:
+        return 1.0
+
+    def predicted(self, candidate: Candidate, seed: int, rounds: int) -> float:
+        return rounds
+
+    def score(self, candidate: Candidate, seed: int, rounds: int) -> Score:
+        if self.budget.left <= 0:
+            raise BudgetUsed
+        self.budget.spent += rounds
+        return made(candidate, seed, self.draw(candidate.name, seed))
+
+
+def made(candidate: Candidate, seed: int, value: float) -> Score:
+    return Score(method=candidate.method, lr=candidate.lr, seed=seed, rounds=10, value=value)
+
+
+def final(draw: Draw, seeds: int, first: tuple[int, ...] = FIRST, more: bool = True) -> tuple[Verdict, Finals, Drawn]:
+    """The final of six methods with a budget for so many seeds of all."""
+    candidates = [Candidate(name, 0.1) for name in METHODS]
+    raced = {c: [made(c, 1000, 0.5), made(c, 1001, 0.5)] for c in candidates}
+    race = Race([Rung(10, [Fate(c, True, "", 0.5) for c in candidates])], raced, {})
+    scorer = Drawn(draw, 10 * len(METHODS) * seeds)
+    found = run_finals(cast(Scorer, scorer), race, 10, first, seeds_after(first) if more else ())
+    return decide(found.values(), scorer.goal.figure, "fedavg lr=0.1"), found, scorer
+
+
+def noise(seed: int, spread: float = 0.01, lead: float = 0.0, step: float = 0.0) -> Draw:
+    """Normal noise, the same for all methods; fedprox has a `lead`; rounded to multiples of `step` if that is not 0."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, _: int) -> float:
+        value = 0.8 + rng.normal(0, spread) + (lead if name == "fedprox" else 0.0)
+        return round(value / step) * step if step else value
+
+    return draw
+
+
+def test_a_lead_that_the_first_seeds_leave_open_is_found_if_there_is_budget() -> None:
+    """A lead of one standard deviation: five seeds show it seldom, twenty mostly."""
+    few = [final(noise(i, lead=0.014), 5) for i in range(40)]
+    many = [final(noise(i, lead=0.014), MOST) for i in range(40)]
+    assert {len(found.seeds) for _, found, _ in few} == {5}
+    shown = [sum(verdict.choice.startswith("fedprox") for verdict, _, _ in of) for of in (few, many)]
+    assert shown[0] <= 12
+    assert shown[1] >= 24
+    assert sum(verdict.choice.partition(" ")[0] not in ("fedavg", "fedprox") for verdict, _, _ in many) <= 2
+
+
+def test_three_seeds_cannot_show_what_more_do() -> None:
+    draw = noise(3, lead=0.02)
+    three, _, _ = final(draw, 3)
+    assert not three.certain
+    verdict, found, _ = final(noise(3, lead=0.02), MOST)
+    assert (verdict.choice, len(found.seeds)) == ("fedprox lr=0.1", MOST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [pytest.param(0.0, id="normal"), pytest.param(0.02, id="coarse")])
+@pytest.mark.parametrize("seeds", [3, 5, 9, MOST])
+def test_pure_noise_is_recommended_in_at_most_five_percent(seeds: int, step: float) -> None:
+    """Coarse: a validation set of 50 samples, on which the differences of a few seeds often agree exactly."""
+    wrong = sum(final(noise(i, step=step), seeds)[0].certain for i in range(800))
+    assert wrong / 800 <= 0.05
+
+
+def test_seeds_that_agree_by_chance_are_no_proof() -> None:
+    """fedprox is ahead by one of 50 samples with each of three seeds; the others differ by that much, too."""
+    base = {0: 0.80, 1: 0.82, 2: 0.78}
+    values = {"fedavg": base, "fedprox": {s: v + 0.02 for s, v in base.items()}}
+    values |= {f"m{i}": {s: v + 0.02 * ((s + i) % 3 - 1) for s, v in base.items()} for i in range(3)}
+    verdict = decide(values, Goal("own", "accuracy").figure, "fedavg")
+    assert (verdict.choice, verdict.certain) == ("fedavg", False)
+    assert margins_of(values, "fedavg", 3)["fedprox"] == pytest.approx(8.860 * 0.5 * 0.02 / 3**0.5, rel=1e-2)
+
+
+def test_budget_that_cannot_decide_anything_is_not_spent() -> None:
+    """Nothing is ahead of FedAvg: more seeds would be a waste of the user's minutes."""
+    behind = {"fedavg": 0.9}
+    rng = np.random.default_rng(0)
+    verdict, found, scorer = final(lambda name, _: behind.get(name, 0.8) + rng.normal(0, 0.001), MOST)
+    assert not verdict.certain
+    assert len(found.seeds) == len(FIRST)
+    assert scorer.ahead == 0
+
+
+def test_a_lead_that_is_told_at_once_takes_no_more_seeds() -> None:
+    verdict, found, scorer = final(noise(0, spread=0.001, lead=0.1), MOST)
+    assert (verdict.choice, len(found.seeds), scorer.budget.spent) == ("fedprox lr=0.1", 5, 10 * 6 * 5)
+
+
+def test_seeds_that_were_given_are_all_that_run() -> None:
+    for i in range(20):
+        assert len(final(noise(i, lead=0.014), MOST, more=False)[1].seeds) == 5
+
+
+def test_how_many_seeds_there_will_be_does_not_depend_on_the_scores() -> None:
+    plans = {final(noise(i, lead=0.014), 11)[2].state.more for i in range(20)}
+    assert plans == {6}
+
+
+def test_an_open_lead_says_how_many_seeds_would_tell() -> None:
+    found: list[list[str]] = []
+    for i in range(40):
+        verdict, finals, _ = final(noise(i, lead=0.014), 5)
+        names = {str(c): f"{c.method} with lr {c.lr:g}" for c in finals.scores}
+        found.append(open_lead(verdict, finals, Goal("own", "accuracy").figure, names))
+        assert not (verdict.certain and found[-1])
+    said = [notes[0] for notes in found if notes]
+    assert any(s.startswith("If fedprox with lr 0.1 stays as far ahead as it is, about") for s in said)
+
+
+def test_the_seeds_of_the_race_are_never_those_of_the_final() -> None:
+    assert seeds_after(FIRST) == tuple(range(5, MOST))
+    near: tuple[int, ...] = seeds_after((997, 998, 999))
+    assert not {1000, 1001} & set(near)
+    assert len(near) == MOST - 3
+
+
+def test_a_planted_fault_would_be_seen() -> None:
+    """The simulation above is not empty: without allowing for the number of methods, mistakes are more than 5 %."""
+    figure: Any = Goal("own", "accuracy").figure
+    wrong = 0
+    for i in range(300):
+        _, found, _ = final(noise(i), 5)
+        standings = decide(found.values(), figure, "fedavg lr=0.1").standings
+        wrong += any(s.over is not None and s.over.certain and s.over.mean > 0 for s in standings)
+    assert wrong / 300 > 0.05
+
+
+def test_a_small_budget_compares_fedavg_with_the_race_s_best_alone() -> None:
+    """Three seeds of two methods, where three of four would be too many: an answer about one is better than none."""
+    candidates = [Candidate(name, 0.1) for name in METHODS]
+    values = dict.fromkeys(METHODS, 0.5) | {"scaffold": 0.6}
+    raced = {c: [made(c, seed, values[c.name]) for seed in (1000, 1001)] for c in candidates}
+    scorer = Drawn(noise(0, spread=0.001), 70)
+    found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 10, FIRST)
+    assert [c.name for c in found.scores] == ["fedavg", "scaffold"]
+    assert len(found.seeds) == 3
+
+
+def test_training_alone_and_fine_tuning_are_in_the_final_though_the_race_left_them_behind() -> None:
+    """Of the two rates that local tried in the first rung, the better one."""
+    fedavg, prox = Candidate("fedavg", 0.1), Candidate("fedprox", 0.1)
+    low, high = Candidate("local", 0.03), Candidate("local", 0.3)
+    first = Rung(5, [Fate(c, False, "", value) for c, value in ((fedavg, 0.5), (prox, 0.5), (low, 0.4), (high, 0.6))])
+    raced = {c: [made(c, 1000, 0.5), made(c, 1001, 0.5)] for c in (fedavg, prox)}
+    scorer = Drawn(noise(0), 10_000)
+    found = run_finals(cast(Scorer, scorer), Race([first], raced, {}), 10, FIRST)
+    assert list(found.scores) == [fedavg, high, prox]
