@@ -17,7 +17,8 @@ from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
-from fedskew.data.table import Preparation, agree_on, missing_values, prepared, row_numbers, sums_of
+from fedskew.data.table import Preparation, agree_on, prepared, sums_of
+from fedskew.data.table_notes import id_columns, missing_values
 from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.nets import net_maker
@@ -184,7 +185,7 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     table, notes = None, partition.notes
     if data.columns:
         table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
-        notes = (*notes, *filter(None, [table.describe(missing_values(pool)), row_numbers(pool)]))
+        notes = (*notes, *filter(None, [table.describe(missing_values(pool)), *id_columns(pool)]))
         pool, data = prepared(pool, table), prepared(data, table)
     world = world_of(experiment, pool, partition, parts, device)
     check_stop(experiment, world)

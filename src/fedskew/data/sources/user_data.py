@@ -59,9 +59,9 @@ def is_path(text: str) -> bool:
 
 
 def path_and_options(text: str) -> tuple[Path, dict[str, str]]:
-    """`images/?size=32` as (images/, {"size": "32"})."""
+    """`images/?size=32` as (images/, {"size": "32"}). A plus is a plus: columns may be called HER2+."""
     path, _, query = text.partition("?")
-    return Path(path).expanduser(), dict(parse_qsl(query, keep_blank_values=True))
+    return Path(path).expanduser(), dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
 
 
 def load_path(text: str) -> DataSet:
@@ -166,8 +166,7 @@ def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     sizes, modes = set(), set()
     for path in paths:
         with reading(path), Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"its pixels are of mode {image.mode}, expected 8 bits per channel")
+            _check_depth(image)
             sizes.add(image.size)
             modes.add(image.mode)
     if len(sizes) > 1 and size is None:
@@ -179,9 +178,16 @@ def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     return "L" if modes <= {"L", "1"} else "RGB"
 
 
+def _check_depth(image: Image.Image) -> None:
+    """Raise ValueError for pixels of more than 8 bits: they would be cut off at 255."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"its pixels are of mode {image.mode}, expected 8 bits per channel")
+
+
 def pixels_of(path: Path, mode: str, size: int | None) -> Array:
     """The pixels of an image in a PIL mode, resized to size x size; None leaves its size."""
     with reading(path), Image.open(path) as stored:
+        _check_depth(stored)
         image = stored.convert(mode)
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
