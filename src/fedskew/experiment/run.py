@@ -15,6 +15,7 @@ from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.card import card_of_assembled
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
+from fedskew.experiment.extension import data_mark
 from fedskew.experiment.live import write_split
 from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.own_metric import load_metric
@@ -67,7 +68,8 @@ class Run(BaseRun):
         self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
         metric = experiment.evaluation.metric
         self.own = load_metric(metric, self.assembled.world) if metric else None
-        directory = RunWriter(Path(out), checkpoint_every) if out is not None else None
+        mark = data_mark(self.assembled.world) if out is not None else ""
+        directory = RunWriter(Path(out), checkpoint_every, mark) if out is not None else None
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
 
