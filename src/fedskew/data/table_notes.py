@@ -1,4 +1,4 @@
-"""What the user of a table should know about its columns before a run, in one line each."""
+"""What a user should know about numbers in data before a run, in one line each: of a table's columns, of vectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from fedskew.data.dataset import Array, DataSet
 
+LARGE = 50  # a table's numbers are scaled, those of an .npz are not: normalised ones are never so large
 MANY = 20  # rows from which on numbers that are all different, or follow each other, say something
 
 
@@ -35,6 +36,17 @@ def id_columns(data: DataSet) -> list[str]:
             f"if these are ids, leave out with &ignore={_names(unique)}"
         )
     return found
+
+
+def large_numbers(x: Array) -> str:
+    """One line about vectors whose numbers are too large for a net to learn from; "" for others, and for images."""
+    largest = float(np.abs(x).max()) if x.dtype == np.float32 and x.size else 0.0
+    if largest <= LARGE:
+        return ""
+    return (
+        f"the samples have numbers up to {largest:.3g}, which are not scaled: a net learns best from numbers around 1, "
+        "so divide them, or subtract means and divide by standard deviations"
+    )
 
 
 def _follow_each_other(values: Array) -> bool:

@@ -217,11 +217,27 @@ def _items(dataset: Any, part: str) -> Arrays:
     xs: list[Array] = []
     ys: list[int | str] = []
     with reading(f"the {part} dataset"):
+        if not hasattr(dataset, "__len__") or not len(dataset):
+            raise ValueError("it has no length or no samples, expected a map-style data set of pairs (x, y)")
         for i in range(len(dataset)):  # by index: a map-style Dataset need not be iterable
-            x, y = dataset[i]
+            x, y = _pair(dataset[i], i)
             xs.append(_item(x))
-            ys.append(y if isinstance(y, str) else operator.index(y))  # raises for a float, which cannot be a class
+            ys.append(y if isinstance(y, str) else _class(y, i))
         return {f"x_{part}": np.stack(xs), f"y_{part}": np.array(ys)}
+
+
+def _pair(sample: Any, i: int) -> tuple[Any, Any]:
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        what = f"{len(sample)} values" if isinstance(sample, tuple | list) else f"a {type(sample).__name__}"
+        raise ValueError(f"sample {i} is {what}, expected a pair (x, y)")
+    return sample[0], sample[1]
+
+
+def _class(y: Any, i: int) -> int:
+    try:
+        return operator.index(y)
+    except TypeError:
+        raise ValueError(f"the class of sample {i} is a {type(y).__name__}, expected an integer or text") from None
 
 
 def _item(x: Any) -> Array:
