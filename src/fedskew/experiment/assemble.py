@@ -113,11 +113,11 @@ def part_of(value: float | str, total: int, what: str) -> int:
         return total
     try:
         number = float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         raise UsageError(f"{what}={value!r} is invalid: expected a count, a share below 1, or all.") from None
     if 0 < number < 1 or (number == 1 and isinstance(value, float)) or value == "1.0":
         return max(1, int(number * total))
-    if number != int(number) or not 1 <= number <= total:
+    if not 1 <= number <= total or number != int(number):  # in this order: nan and inf are no int
         raise UsageError(
             f"{what}={value} is invalid: there are {total} clients; expected 1 to {total}, or a share below 1."
         )
