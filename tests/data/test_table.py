@@ -229,7 +229,12 @@ def sums(name: str = "age", rows: int = 4, present: int = 4, **fields: Any) -> C
         (sums(present=5), "site b: column 'age' counts more values than samples"),
         (sums(total=NAN), "not finite"),
         (sums(squares=-1.0), "not finite"),
+        (sums(total=1e200), "site b: column 'age' has sums of numbers above 1e"),
+        (sums(total=-1.7e308), "has sums of numbers above"),
+        (sums(squares=1.7e308), "has sums of numbers above"),
+        (sums(present=0, total=1.0), "has sums of numbers above"),
         (sums(counts={"x": 1}), "do not add up"),
+        (sums(counts={"x": 4, "y": 0}), "do not add up"),
         (sums(counts={"x": 5, "y": -1}), "do not add up"),
         (sums(counts={"x": 4}), "column 'age' has categories at site b and numbers at site a"),
     ],
@@ -279,3 +284,10 @@ def test_a_column_of_many_categories_needs_little_memory_and_gives_the_same_inpu
                 assert inputs[row, start + k] == pytest.approx(expected, rel=1e-6)
     missing = made.features.index("ward missing")
     assert (inputs[:, missing] > 0).tolist() == np.isnan(x[:, 2]).tolist()
+
+
+def test_the_largest_numbers_that_a_table_may_have_are_agreed_on() -> None:
+    """One site has -1e100 four times, the other 1e100: the mean is 0 and the deviation 1e100."""
+    (column,) = agree_on({"a": [sums(total=-4e100)], "b": [sums(total=4e100)]}).columns
+    assert column.mean == (0.0,)
+    assert column.scale == pytest.approx((1e-100,))

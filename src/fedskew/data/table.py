@@ -21,6 +21,7 @@ from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, Column, DataSet, number_of
 
 OFTEN = 0.2  # share of missing values from which a column gets an indicator
+LARGEST = 1e100  # squares of larger numbers are not finite
 AT_ONCE = 1 << 20  # inputs that are computed at a time, so that columns of many categories need little memory
 
 
@@ -40,7 +41,9 @@ class ColumnSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "counts more values than samples"
         if not (math.isfinite(self.total) and 0 <= self.squares < math.inf):
             return "has sums that are not finite numbers"
-        if self.counts and (min(self.counts.values()) < 0 or sum(self.counts.values()) != self.present):
+        if abs(self.total) > self.present * LARGEST or self.squares > self.present * (2 * LARGEST) ** 2:
+            return f"has sums of numbers above {LARGEST:g}"
+        if self.counts and (min(self.counts.values()) < 1 or sum(self.counts.values()) != self.present):
             return "has counts of categories that do not add up"
         return ""
 

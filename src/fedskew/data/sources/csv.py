@@ -18,13 +18,12 @@ import numpy as np
 from fedskew.core.settings import UsageError, unknown
 from fedskew.data.dataset import Array, Arrays, Column, holdout_mask, number_of, one_in, split_off_test
 from fedskew.data.sources.formats import reading
-from fedskew.data.table import PreparedColumn, canonical, ordered
+from fedskew.data.table import LARGEST, PreparedColumn, canonical, ordered
 
 USUAL_LABELS = ("label", "target", "class", "y")
 MISSING = ("", "?", "na", "n/a", "nan", "null")
 MANY = 50  # different words from which a column is not taken for categories
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-LARGEST = 1e100  # squares of larger numbers are not finite
 
 
 @dataclass(frozen=True)
