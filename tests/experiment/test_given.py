@@ -55,6 +55,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": X}, "data is a Tensor"),
     ({"data": fedskew.DataSet("own", X, Y, X, Y, 10)}, "x_train is a Tensor: expected a numpy array"),  # type: ignore[arg-type]
     ({"split": 3}, "split=3"),
+    ({"training": fedskew.Training(schedule=3)}, "training: schedule=3 is invalid"),  # type: ignore[arg-type]
+    ({"training": fedskew.Training(augment=3)}, "training: augment=3 is invalid"),  # type: ignore[arg-type]
 ]
 
 
@@ -128,6 +130,11 @@ def test_vectors_of_large_numbers_are_trained_as_they_are_and_a_note_says_so() -
         ({"engine": "procesess"}, "did you mean 'processes'"),
         ({"device": "tpu"}, "device tpu is not available"),
         ({"checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"engine": None}, "unknown engine 'None'"),
+        ({"out": 3}, "out=3 is invalid: expected a path."),
+        ({"out": ""}, "out='' is invalid: expected a path."),
+        ({"data_dir": 3}, "data_dir=3 is invalid: expected a path."),
+        ({"track": "tensorbord"}, "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ({"track": ["tensorbord"]}, "did you mean 'tensorboard'"),
     ],
 )
@@ -215,3 +222,41 @@ def test_records_count_rounds_from_one_for_people() -> None:
     (record,) = fedskew.run(SMALL)
     assert (record.round, record.number) == (0, 1)
     assert list(record.as_dict().items())[:2] == [("number", 1), ("round", 0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: fedskew.load(3), "run=3 is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.resume(None), "path=None is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.read_run(3), "path=3 is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.load_data(3), "data 3 is invalid: expected the name of a data set, or a path"),  # type: ignore[arg-type]
+        (lambda: fedskew.export(1, "a.pt"), "1 is no trained model: expected what fedskew.load"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_type_is_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(fedskew.UsageError) as caught:
+        call()
+    assert sentence in str(caught.value)
+
+
+def test_a_run_that_was_left_is_not_begun_again_in_silence(tmp_path: Any) -> None:
+    """In a notebook, a second loop over a run would carry out its first round twice."""
+    run = fedskew.run(replace(SMALL, rounds=3), out=tmp_path / "run")
+    for _ in run:
+        break
+    with pytest.raises(fedskew.UsageError, match="this run was left after 1 of 3 rounds: go on with"):
+        list(run)
+    again = fedskew.run(replace(SMALL, rounds=3), out=tmp_path / "run", resume=True)
+    assert [record.number for record in again] == [2, 3]
+    assert list(again) == []  # finished: nothing is left to do
+    assert len(again.records) == 3
+
+
+def test_another_default_type_of_torch_is_one_sentence() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(fedskew.UsageError, match=r"torch's default type is torch\.float64"):
+            fedskew.run(SMALL)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -63,6 +63,8 @@ class Training:
     precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.schedule, str) and isinstance(self.augment, str)):
+            return  # `checked` says so
         for name in ("lr", "weight_decay"):
             if getattr(self, name) == math.inf:
                 raise UsageError(f"training: {name}=inf is invalid: expected a finite number.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import DataSet, moments
@@ -171,6 +172,11 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
 
     `data_dir` is where named data sets are; None is the default folder.
     """
+    if torch.get_default_dtype() != torch.float32:
+        raise UsageError(
+            f"torch's default type is {torch.get_default_dtype()}, but samples are float32: "
+            "expected torch.set_default_dtype(torch.float32)."
+        )
     data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else made_in_python(experiment.data)
     if experiment.holdout.pool == "all":
         data = data.pooled()

@@ -245,7 +245,7 @@ def test_an_invalid_npz_is_an_error_that_says_why(tmp_path: Path, arrays: dict[s
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "data '' is empty: expected the name of a data set, or a path"),
+        ("", "data '' is invalid: expected the name of a data set, or a path"),
         ("nowhere/data", "nowhere/data does not exist"),
         ("nowhere.csv", "nowhere.csv does not exist"),
         ("notes.txt", "notes.txt is invalid as data: expected a folder of images, an .npz or a .csv"),
