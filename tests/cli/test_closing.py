@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from fedskew.cli.closing import client_rows
-from fedskew.evaluation.metrics import ClientRow, ModelMetrics
+from fedskew.cli.closing import client_rows, figure_rows
+from fedskew.evaluation.metrics import ClientMetrics, ClientRow, Metrics, ModelMetrics, Population
 
 
 def test_a_run_on_hospitals_ends_with_f1_and_auroc_of_each(fedskew: Any) -> None:
@@ -42,3 +42,18 @@ def test_a_model_that_calls_everyone_healthy_is_not_perfect_where_everyone_is() 
     a, b = client_rows(result)
     assert a == ["a", "6", "97.50", "50.00", "50.00", "-"]
     assert b == ["b", "6", "100.00", "-", "-", "-"]
+
+
+def test_pooled_samples_of_one_class_have_no_balanced_accuracy_in_the_table() -> None:
+    """All 20 samples of the clients are of healthy patients, whom the model always names: 100 % of nothing."""
+
+    def clients(samples: list[int], per_class: list[float | None]) -> Any:
+        more: dict[str, Any] = {"samples": samples, "per_class": per_class, "predicted": [20, 0], "macro_f1": 1.0}
+        found = ClientMetrics(
+            mean=1.0, weighted=1.0, std=0.0, worst_decile=1.0, loss=0.1, clients=2, balanced_accuracy=1.0, **more
+        )
+        metrics = Metrics(clients=Population(global_=found, personal=found, never_trained=0, sampled=False))
+        return SimpleNamespace(metrics=metrics)
+
+    assert "balanced" in figure_rows(clients([19, 1], [1.0, 0.0]))[0][1]
+    assert not any("balanced" in words or "F1" in words for _, words, _ in figure_rows(clients([20, 0], [1.0, None])))

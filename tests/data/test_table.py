@@ -18,13 +18,13 @@ from fedskew.data.sources.loading import load
 from fedskew.data.table import (
     ColumnSums,
     Preparation,
+    TableInput,
     agree_on,
     canonical,
-    missing_values,
     prepared,
-    row_numbers,
     sums_of,
 )
+from fedskew.data.table_notes import id_columns, missing_values
 from fedskew.deploy import handshake
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, Holdout
@@ -229,7 +229,12 @@ def sums(name: str = "age", rows: int = 4, present: int = 4, **fields: Any) -> C
         (sums(present=5), "site b: column 'age' counts more values than samples"),
         (sums(total=NAN), "not finite"),
         (sums(squares=-1.0), "not finite"),
+        (sums(total=1e200), "site b: column 'age' has sums of numbers above 1e"),
+        (sums(total=-1.7e308), "has sums of numbers above"),
+        (sums(squares=1.7e308), "has sums of numbers above"),
+        (sums(present=0, total=1.0), "has sums of numbers above"),
         (sums(counts={"x": 1}), "do not add up"),
+        (sums(counts={"x": 4, "y": 0}), "do not add up"),
         (sums(counts={"x": 5, "y": -1}), "do not add up"),
         (sums(counts={"x": 4}), "column 'age' has categories at site b and numbers at site a"),
     ],
@@ -245,11 +250,44 @@ def test_a_site_without_any_value_in_a_column_fits_both_kinds() -> None:
     assert agree_on({"a": [empty], "b": [sums(total=4.0)]}).features == ("age", "age missing")
 
 
-def test_a_column_that_numbers_the_rows_is_named(tmp_path: Path) -> None:
-    """`age` has whole numbers, too, but some of them twice; a short table is left alone."""
-    rows = [f"{100 + i},{30 + i % 40},{'ab'[i % 2]}" for i in range(60)]
-    (tmp_path / "t.csv").write_text("\n".join(["id,age,label", *rows]))
-    assert row_numbers(load(str(tmp_path / "t.csv"))) == "column id only numbers the rows: leave it out with &ignore=id"
-    assert row_numbers(load(f"{tmp_path / 't.csv'}?ignore=id")) == ""
-    (tmp_path / "t.csv").write_text("\n".join(["id,age,label", *rows[:20]]))
-    assert row_numbers(load(str(tmp_path / "t.csv"))) == ""
+def test_columns_that_number_the_rows_or_look_like_ids_are_named(tmp_path: Path) -> None:
+    """`age` has whole numbers, too, but some of them twice; a short table is left alone. The advice works as it is."""
+    rows = [f"{100 + i},{i * i * 7919},{30 + i % 40},{i * 0.7:.1f},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["Unnamed: 0,C+%,age,dose,label", *rows]))
+    counting, unique = id_columns(load(str(tmp_path / "t.csv")))
+    assert counting == "column Unnamed: 0 only numbers the rows: leave out with &ignore=Unnamed: 0"
+    assert unique == (
+        "column C+% has another whole number in every row: if these are ids, leave out with &ignore=C+%25"
+    )
+    assert len(id_columns(load(f"{tmp_path / 't.csv'}?label=label&ignore=Unnamed: 0"))) == 1
+    assert id_columns(load(f"{tmp_path / 't.csv'}?label=label&ignore=Unnamed: 0,C+%25")) == []
+    (tmp_path / "t.csv").write_text("\n".join(["id,pid,age,dose,label", *rows[:20]]))
+    assert id_columns(load(str(tmp_path / "t.csv"))) == []
+
+
+def test_a_column_of_many_categories_needs_little_memory_and_gives_the_same_inputs() -> None:
+    """A matrix of inputs by inputs would have 9 million entries; nothing that is kept grows with their square."""
+    names = tuple(f"c{i:04d}" for i in range(3000))
+    columns = (Column("age"), Column("code", names), Column("ward", ("a", "b")))
+    codes = np.arange(3000.0)
+    x = np.stack([codes % 7, codes, np.where(codes % 3 == 0, np.nan, codes % 2)], axis=1)
+    made = of(x, columns=columns)
+    module = TableInput(made)
+    assert max(buffer.numel() for buffer in module.buffers()) == len(made.features) == 3004
+    inputs = made.apply(x, columns)
+    for j, column in enumerate(made.columns[1:], start=1):  # each category by hand
+        start = made.features.index(f"{column.name}={column.categories[0]}")
+        for row in (0, 1, 5, 2999):
+            for k, (mean, scale) in enumerate(zip(column.mean, column.scale, strict=True)):
+                known = not np.isnan(x[row, j])
+                expected = ((x[row, j] == k) - mean) * scale if known else 0.0
+                assert inputs[row, start + k] == pytest.approx(expected, rel=1e-6)
+    missing = made.features.index("ward missing")
+    assert (inputs[:, missing] > 0).tolist() == np.isnan(x[:, 2]).tolist()
+
+
+def test_the_largest_numbers_that_a_table_may_have_are_agreed_on() -> None:
+    """One site has -1e100 four times, the other 1e100: the mean is 0 and the deviation 1e100."""
+    (column,) = agree_on({"a": [sums(total=-4e100)], "b": [sums(total=4e100)]}).columns
+    assert column.mean == (0.0,)
+    assert column.scale == pytest.approx((1e-100,))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import FIGURES, check_goal, headline, leading_figure, target_value
-from fedskew.evaluation.metrics import ClientMetrics, Metrics, ModelMetrics, Population
+from fedskew.evaluation.metrics import ClientMetrics, Metrics, ModelMetrics, Over, Population, Spread
 from fedskew.studies.tune import criterion
 
 
@@ -142,6 +143,30 @@ def test_many_missed_classes_are_one_warning_and_absent_ones_a_note() -> None:
     ]
 
 
+def test_samples_of_one_class_are_a_warning() -> None:
+    """A model that always says class 0 has 100 % of every figure there."""
+    perfect = over_clients([20, 0], per_class=[1.0, None], predicted=[20, 0], balanced_accuracy=1.0)
+    assert cautions(of_clients(perfect, perfect), ["healthy", "sick"])[0] == (
+        "warning: all test samples are of class 'healthy', so these figures do not show whether a model tells classes "
+        "apart"
+    )
+    fine = ModelMetrics(accuracy=0.9, loss=0.1, per_class=[0.9, 0.9], samples=[9, 9], predicted=[9, 9])
+    both = Metrics(global_=fine, clients=Population(global_=perfect, personal=perfect, never_trained=0, sampled=False))
+    (warning,) = cautions(both)
+    assert warning.startswith("warning: the clients' test samples are all of class 0, so these figures")
+
+
+def test_personal_models_of_clients_with_one_class_are_not_praised_in_silence() -> None:
+    def over(several: int) -> Spread:
+        one = Over(mean=1.0, std=0.0, worst_decile=1.0, clients=4)
+        return Spread(balanced_accuracy=one, auroc=msgspec.structs.replace(one, clients=several) if several else None)
+
+    for several, said in ((0, "4 of 4"), (1, "3 of 4"), (2, ""), (4, "")):
+        personal = over_clients([9, 9], clients=4, over=over(several))
+        found = cautions(of_clients(None, personal))
+        assert [said in sentence and "one class only" in sentence for sentence in found] == [True] * bool(said)
+
+
 def hospitals(path: Path) -> str:
     """Five hospitals, 1000 patients of whom 25 are sick, and columns that say nothing about it."""
     lines = ["a,b,hospital,diagnosis"]
@@ -165,5 +190,5 @@ def test_a_model_that_calls_every_patient_healthy_is_not_shown_as_good(fedskew: 
     result = fedskew(*words, "--json").json()
     assert result["headline"] == "balanced"
     assert result["accuracy"] > 0.95
-    assert len(result["warnings"]) == 2
+    assert len(result["warnings"]) == 3  # the third: the clients' test samples are all healthy
     assert sum(map(sum, result["confusion"]["global"])) == sum(result["metrics"]["global"]["samples"])

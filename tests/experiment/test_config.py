@@ -54,8 +54,8 @@ def test_a_cohort_is_a_count_or_a_share(value: float | str, whole: int, count: i
     assert part_of(value, whole, "clients_per_round") == count
 
 
-@pytest.mark.parametrize("value", [0, 11, -1, 2.5, "some"])
-def test_a_cohort_that_cannot_be_is_a_mistake(value: float | str) -> None:
+@pytest.mark.parametrize("value", [0, 11, -1, 2.5, "some", "nan", "inf", float("nan"), "1e400", None, [3]])
+def test_a_cohort_that_cannot_be_is_a_mistake(value: Any) -> None:
     with pytest.raises(UsageError, match="clients_per_round"):
         part_of(value, 10, "clients_per_round")
 

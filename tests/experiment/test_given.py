@@ -55,6 +55,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": X}, "data is a Tensor"),
     ({"data": fedskew.DataSet("own", X, Y, X, Y, 10)}, "x_train is a Tensor: expected a numpy array"),  # type: ignore[arg-type]
     ({"split": 3}, "split=3"),
+    ({"training": fedskew.Training(schedule=3)}, "training: schedule=3 is invalid"),  # type: ignore[arg-type]
+    ({"training": fedskew.Training(augment=3)}, "training: augment=3 is invalid"),  # type: ignore[arg-type]
 ]
 
 
@@ -64,6 +66,58 @@ def test_a_mistake_in_python_is_one_sentence(given: dict[str, Any], sentence: st
         fedskew.run(replace(SMALL, **given))
     assert sentence in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+VECTORS, CLASSES = np.zeros((20, 3), np.float32), np.arange(20) % 2
+IMAGES = np.arange(20 * 64, dtype=np.uint8).reshape(20, 8, 8, 1)
+
+
+def data_set(**changes: Any) -> fedskew.DataSet:
+    plain = {"x_train": VECTORS, "y_train": CLASSES, "x_test": VECTORS, "y_test": CLASSES, "classes": 2}
+    return fedskew.DataSet("own", **plain | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"x_train": VECTORS.astype(float)},
+            "x_train is float64[20, 3]: expected images uint8 [n, h, w, c] or vectors",
+        ),
+        ({"x_train": VECTORS.astype(int)}, "x_train is int64[20, 3]"),
+        ({"x_train": IMAGES[..., 0]}, "x_train is uint8[20, 8, 8]"),
+        ({"x_train": VECTORS[:, 0]}, "x_train is float32[20]"),
+        ({"y_train": CLASSES.astype(np.int32)}, "y_train is int32[20]: expected int64[20], one class per sample"),
+        ({"y_train": CLASSES.astype(float)}, "y_train is float64[20]"),
+        ({"y_test": CLASSES[:5]}, "y_test is int64[5]: expected int64[20], one class per sample of x_test"),
+        ({"x_test": VECTORS[:, :2]}, "its test samples are float32[2], expected float32[3]"),
+        ({"classes": "2"}, "classes='2' is invalid"),
+        ({"labels": ("a",)}, "it has 1 labels, expected 2"),
+        ({"owners_train": CLASSES[:4]}, "owners_train must have one entry per sample of x_train, which are 20"),
+        ({"mean": (0.5,), "std": (0.5,)}, "it has 1 means and 1 stds, expected 0"),
+        ({"x_train": VECTORS + np.float32("nan")}, "x_train has values that are missing or infinite"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(fedskew.UsageError) as caught:
+        fedskew.run(replace(SMALL, data=data_set(**changes)))
+    assert words in str(caught.value)
+
+
+def test_images_of_a_data_set_made_in_python_are_normalised() -> None:
+    """Half of the pixels are 0 and half are 255, so both moments are 0.5; given ones stay."""
+    pixels = np.where(np.arange(20 * 64).reshape(20, 8, 8, 1) % 2, 255, 0).astype(np.uint8)
+    run = fedskew.run(replace(SMALL, data=data_set(x_train=pixels, x_test=pixels)))
+    assert (run.assembled.world.mean, run.assembled.world.std) == ((0.5,), (0.5,))
+    assert len(list(run)) == 1
+    given = data_set(x_train=pixels, x_test=pixels, mean=(0.1,), std=(0.2,))
+    assert fedskew.run(replace(SMALL, data=given)).assembled.world.mean == (0.1,)
+
+
+def test_vectors_of_large_numbers_are_trained_as_they_are_and_a_note_says_so() -> None:
+    assert fedskew.run(replace(SMALL, data=data_set())).assembled.notes == ()
+    (note,) = fedskew.run(replace(SMALL, data=data_set(x_train=VECTORS + 255))).assembled.notes
+    assert note.startswith("the samples have numbers up to 255, which are not scaled")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +130,11 @@ def test_a_mistake_in_python_is_one_sentence(given: dict[str, Any], sentence: st
         ({"engine": "procesess"}, "did you mean 'processes'"),
         ({"device": "tpu"}, "device tpu is not available"),
         ({"checkpoint_every": -1}, "checkpoint_every=-1"),
+        ({"engine": None}, "unknown engine 'None'"),
+        ({"out": 3}, "out=3 is invalid: expected a path."),
+        ({"out": ""}, "out='' is invalid: expected a path."),
+        ({"data_dir": 3}, "data_dir=3 is invalid: expected a path."),
+        ({"track": "tensorbord"}, "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
         ({"track": ["tensorbord"]}, "did you mean 'tensorboard'"),
     ],
 )
@@ -163,3 +222,41 @@ def test_records_count_rounds_from_one_for_people() -> None:
     (record,) = fedskew.run(SMALL)
     assert (record.round, record.number) == (0, 1)
     assert list(record.as_dict().items())[:2] == [("number", 1), ("round", 0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: fedskew.load(3), "run=3 is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.resume(None), "path=None is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.read_run(3), "path=3 is invalid: expected a path."),  # type: ignore[arg-type]
+        (lambda: fedskew.load_data(3), "data 3 is invalid: expected the name of a data set, or a path"),  # type: ignore[arg-type]
+        (lambda: fedskew.export(1, "a.pt"), "1 is no trained model: expected what fedskew.load"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_type_is_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(fedskew.UsageError) as caught:
+        call()
+    assert sentence in str(caught.value)
+
+
+def test_a_run_that_was_left_is_not_begun_again_in_silence(tmp_path: Any) -> None:
+    """In a notebook, a second loop over a run would carry out its first round twice."""
+    run = fedskew.run(replace(SMALL, rounds=3), out=tmp_path / "run")
+    for _ in run:
+        break
+    with pytest.raises(fedskew.UsageError, match="this run was left after 1 of 3 rounds: go on with"):
+        list(run)
+    again = fedskew.run(replace(SMALL, rounds=3), out=tmp_path / "run", resume=True)
+    assert [record.number for record in again] == [2, 3]
+    assert list(again) == []  # finished: nothing is left to do
+    assert len(again.records) == 3
+
+
+def test_another_default_type_of_torch_is_one_sentence() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(fedskew.UsageError, match=r"torch's default type is torch\.float64"):
+            fedskew.run(SMALL)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -20,6 +20,7 @@ from fedskew.core.site import Site
 from fedskew.core.tensors import Payload
 from fedskew.core.training import Training
 from fedskew.experiment.config import Evaluation, Experiment
+from fedskew.experiment.extension import data_mark
 from fedskew.experiment.run import Run, resume
 from fedskew.experiment.run_writer import RunWriter
 from fedskew.methods.ccvr import CCVR
@@ -297,6 +298,65 @@ def test_other_settings_given_in_python_are_refused_too(tmp_path: Path) -> None:
     started(tmp_path / "run", 2)
     with pytest.raises(UsageError, match="seed was 3 and is 9"):
         Run(dataclasses.replace(EXPERIMENT, seed=9), out=tmp_path / "run", resume=True)
+
+
+def patients(path: Path, *, shift: int = 0, rows: int = 40) -> Experiment:
+    """An experiment on a table, which is written."""
+    lines = [f"{i * 7 % 11 + (shift if i == 33 else 0)},{'ab'[i % 2]}" for i in range(rows)]
+    path.write_text("\n".join(["x,label", *lines]))
+    return Experiment(data=str(path), split="iid:clients=2", model="mlp:hidden=4", rounds=3)
+
+
+@pytest.mark.parametrize("change", [{"shift": 1}, {"rows": 30}])
+def test_data_that_changed_since_the_run_began_are_refused_and_nothing_is_lost(
+    tmp_path: Path, change: dict[str, int]
+) -> None:
+    """One cell, or the number of rows: the rounds so far were of other samples."""
+    run = Run(patients(tmp_path / "t.csv"), out=tmp_path / "run")
+    next(iter(run))
+    run.directory.close()  # type: ignore[union-attr]
+    patients(tmp_path / "t.csv", **change)
+    with pytest.raises(UsageError, match="the data were changed after the run began"):
+        resume(tmp_path / "run")
+    patients(tmp_path / "t.csv")
+    assert len(list(resume(tmp_path / "run"))) == 2
+
+
+def test_of_large_data_some_samples_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Run(patients(tmp_path / "t.csv")).assembled.world
+    whole = data_mark(world)
+    monkeypatch.setattr("fedskew.experiment.extension.WHOLE", 16)
+    assert data_mark(world) != whole
+    assert data_mark(world) == data_mark(Run(patients(tmp_path / "t.csv")).assembled.world)
+    assert data_mark(world) != data_mark(Run(patients(tmp_path / "t.csv", rows=36)).assembled.world)
+
+
+def test_own_code_that_changed_since_the_run_began_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("from torch import nn\n\ndef net(shape, classes):\n    return nn.Sequential("
+                               "nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes))\n")  # fmt: skip
+    run = Run(Experiment(split="iid:clients=2", model="mine.py:net", rounds=3), out="run")
+    next(iter(run))
+    run.directory.close()  # type: ignore[union-attr]
+    again = resume("run")
+    assert again.notes == []
+    next(iter(again))
+    again.directory.close()  # type: ignore[union-attr]
+    with Path("mine.py").open("a") as file:
+        file.write("# changed\n")
+    assert resume("run").notes == ["mine.py changed after the run began: earlier rounds used another version"]
+
+
+@pytest.mark.parametrize("name", ["result.json", "records.jsonl"])
+def test_a_damaged_result_or_record_is_one_sentence(tmp_path: Path, name: str) -> None:
+    list(Run(patients(tmp_path / "t.csv"), out=tmp_path / "run"))
+    path = tmp_path / "run" / name
+    whole = path.read_bytes()
+    path.write_bytes(b"x" + whole[1:])
+    with pytest.raises(UsageError, match=f"{name} cannot be used"):
+        resume(tmp_path / "run")
+    path.write_bytes(whole)
+    assert resume(tmp_path / "run").result is not None
 
 
 def test_a_comment_in_the_settings_changes_nothing(tmp_path: Path) -> None:

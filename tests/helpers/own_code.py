@@ -1,7 +1,7 @@
 """A file of a user's with a method and nets, as the README shows one, and methods with planted faults."""
 
 MY = '''
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 import fedskew
 from fedskew.core.losses import proximal
+from fedskew.core.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -142,4 +143,71 @@ class WalksAway(Pull):
 class Fails(Pull):
     def aggregate(self, site, server, updates):
         raise KeyError("prototypes")
+
+
+@dataclass(frozen=True)
+class LeaksSamples(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        return update.plus(extra=Tensors(batch=site.data.take(torch.arange(2))[0])), state
+
+
+@dataclass(frozen=True)
+class LeaksBytes(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        return update.plus(extra=Tensors(first=site.data.x[site.data.index[0]])), state
+
+
+@dataclass(frozen=True)
+class LeaksLabels(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        return update.plus(extra=Tensors(y=site.data.labels[:10].float())), state
+
+
+@dataclass(frozen=True)
+class ChangesTheData(Pull):
+    def client(self, site, broadcast, state):
+        site.data.x[site.data.index] //= 2
+        return super().client(site, broadcast, state)
+
+
+@dataclass(frozen=True)
+class SetsTorch(Pull):
+    def client(self, site, broadcast, state):
+        made = super().client(site, broadcast, state)
+        torch.set_default_dtype(torch.float64)
+        return made
+
+
+@dataclass(frozen=True)
+class NeedsTwoClasses(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        spread = len(site.data.labels.unique()) - 1.0
+        moved = {"parameters": update.payload["parameters"] * float(torch.tensor(spread) / spread if spread else "nan")}
+        return replace(update, payload=update.payload | moved), state
+
+
+@dataclass(frozen=True)
+class WeighsByNumber(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        return replace(update, weight=1.0 + site.client), state
+
+
+@dataclass(frozen=True)
+class CountsRounds(Pull):
+    def client(self, site, broadcast, state):
+        update, state = super().client(site, broadcast, state)
+        left = 1 - 1e-3 * site.round / site.rounds
+        return replace(update, payload=update.payload | {"parameters": update.payload["parameters"] * left}), state
+
+
+@dataclass(frozen=True)
+class CountsRoundsAndSaysSo(CountsRounds):
+    @property
+    def depends_on_rounds(self):
+        return True
 '''

@@ -22,7 +22,7 @@ from fedskew.federation.wire import decode, digest, encode, layout_of
 from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
-from fedskew.studies.laws import server_needs_only_sums
+from fedskew.studies.sending_laws import server_needs_only_sums
 from fedskew.studies.subject import Subject
 from toys import digits, rounds, same
 

@@ -17,10 +17,16 @@ from fedskew.studies.laws import (
     hooks_return_payloads,
     it_learns,
     keeps_nothing_between_calls,
-    payloads_can_be_sent,
     randomness_follows_the_seed,
-    server_needs_only_sums,
+    rounds_to_come_do_not_matter,
+    small_clients_work,
     terms_off_is_fedavg,
+)
+from fedskew.studies.sending_laws import (
+    ignores_who_it_is,
+    payloads_can_be_sent,
+    sends_no_samples,
+    server_needs_only_sums,
 )
 from fedskew.studies.subject import Subject, equal
 from helpers.own_code import MY
@@ -57,6 +63,18 @@ def test_check_finds_planted_faults(name: str, laws: set[str]) -> None:
         ("KeepsInItself", keeps_nothing_between_calls, "a run depends on what happened before it"),
         ("ForgetsTheState", hooks_return_payloads, "`client` returned Update, expected an Update and the state"),
         ("ReturnsNothing", hooks_return_payloads, "the result of `aggregate` is NoneType, expected a payload"),
+        ("LeaksSamples", sends_no_samples, "extra/batch of an update contains samples of the client"),
+        ("LeaksBytes", sends_no_samples, "extra/first of an update contains samples of the client"),
+        ("LeaksLabels", sends_no_samples, "extra/y of an update contains labels of the client's samples"),
+        ("ChangesTheData", changes_no_argument, "a hook changed the samples"),
+        ("SetsTorch", changes_no_argument, "a hook changed torch's default type for the whole process"),
+        (
+            "NeedsTwoClasses",
+            small_clients_work,
+            "with clients of one class, all 3 clients of the round sent values that are not",
+        ),
+        ("WeighsByNumber", ignores_who_it_is, "an update depends on `site.client`"),
+        ("CountsRounds", rounds_to_come_do_not_matter, "its first rounds are others if more rounds follow"),
         ("WalksAway", it_learns, "FedAvg's 85%, chance 10%"),
     ],
 )
@@ -68,6 +86,17 @@ def test_a_fault_is_named_and_a_method_without_it_passes(name: str, law: Any, sa
 def test_a_fixed_seed_may_be_a_setting() -> None:
     """FedMR's clients must agree on an order, drawn from its setting `share_seed`."""
     assert randomness_follows_the_seed(Subject(method_of("fedmr:proto_share=0.5"))) == ""
+
+
+def test_what_a_method_declares_is_no_fault() -> None:
+    """A method may count rounds if it says so, and FedMR's clients draw by a seed who of them sends prototypes."""
+    assert rounds_to_come_do_not_matter(Subject(method_of("my.py:CountsRoundsAndSaysSo"))) is None
+    assert ignores_who_it_is(Subject(method_of("fedmr:proto_share=0.5"))) is None
+
+
+def test_settings_of_torch_are_put_back() -> None:
+    changes_no_argument(Subject(method_of("my.py:SetsTorch")))
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_wrong_results_of_hooks_end_the_check() -> None:

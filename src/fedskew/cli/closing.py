@@ -129,7 +129,7 @@ def _more_rows(metrics: Metrics | None, start: str) -> list[tuple[Figure, str]]:
     detail: Any = metrics
     for key in MODELS[start][1]:
         detail = getattr(detail, "global_" if key == "global" else key, None)
-    if detail is None or not detail.samples:
+    if detail is None or sum(count > 0 for count in detail.samples) < 2:  # of one class anything looks perfect
         return []
     uneven = max(detail.samples) >= UNEVEN * min(detail.samples) or (not start and not detail.balanced)
     if not uneven and len(detail.per_class) > 2:

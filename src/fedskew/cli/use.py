@@ -13,9 +13,11 @@ import typer
 from fedskew.cli.console import make_screen, make_table, print_json
 from fedskew.cli.options import DataDir, Json
 from fedskew.core.settings import UsageError
+from fedskew.evaluation.figures import percent
 
 if TYPE_CHECKING:
     from fedskew.data.sources.inputs import Inputs
+    from fedskew.evaluation.metrics import ModelMetrics
     from fedskew.experiment.use import Predictions, TrainedModel
 
 SHOWN = 20  # samples on the screen
@@ -49,18 +51,22 @@ def predict_command(
 ) -> None:
     """Predict the classes of new samples with the model of a finished run."""
     from fedskew.data.sources.inputs import read_inputs
+    from fedskew.experiment.scored import scored
     from fedskew.experiment.use import load
 
     model = load(run, client=client, net=net, data_dir=data_dir)
     inputs = read_inputs(data, model.card.shape, model.card.table, data_dir)
     predictions = model.predict(inputs.x)
-    accuracy = accuracy_of(predictions, inputs)
+    score = scored(predictions, inputs.labels, folders=inputs.folders)
     if out is not None:
         write_csv(out, predictions, inputs)
     if as_json:
-        print_json({"run": str(run), "client": model.client, **as_dict(predictions, inputs), "accuracy": accuracy})
+        about = {"run": str(run), "client": model.client, **as_dict(predictions, inputs)}
+        keys = ("accuracy", "balanced_accuracy", "macro_f1")
+        figures = {key: None if score is None else getattr(score, key) for key in keys}
+        print_json(about | figures | {"warnings": score_cautions(model, score)})
     else:
-        show(model, predictions, inputs, accuracy, out)
+        show(model, predictions, inputs, score, out)
 
 
 def export_command(
@@ -97,25 +103,6 @@ def export_command(
         make_screen(as_json).print(f"wrote {whose} ({name}) to {to}; it takes {card.expects()}")
 
 
-def accuracy_of(predictions: Predictions, inputs: Inputs) -> float | None:
-    """The share of samples whose class was found; None if their classes are not known.
-
-    A class is given by name, or by its number if no class has that name.
-    """
-    if inputs.labels is None:
-        return None
-    names = {name: number for number, name in enumerate(predictions.labels)}
-    names = {str(number): number for number in range(len(names))} | names
-    if foreign := [label for label in inputs.labels if label not in names]:
-        raise UsageError(
-            f"the data have the class '{foreign[0]}', which the model does not know: "
-            f"expected {', '.join(predictions.labels)}."
-        )
-    found: list[int] = predictions.numbers.tolist()
-    right: int = sum(names[label] == number for label, number in zip(inputs.labels, found, strict=True))
-    return right / len(inputs.labels)
-
-
 def as_dict(predictions: Predictions, inputs: Inputs) -> dict[str, Any]:
     """The predictions as plain values."""
     rows = zip(inputs.names, predictions.classes, predictions.probabilities.tolist(), strict=True)
@@ -138,10 +125,21 @@ def write_csv(path: Path, predictions: Predictions, inputs: Inputs) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
 
 
+def score_cautions(model: TrainedModel, score: ModelMetrics | None) -> list[str]:
+    """Sentences about what the figures of predictions would hide; [] if the classes are not known."""
+    from fedskew.evaluation.cautions import cautions_about
+
+    who = "the global model" if model.client is None else f"the model of client {model.client}"
+    return [] if score is None else cautions_about(score, model.card.labels, who)
+
+
 def show(
-    model: TrainedModel, predictions: Predictions, inputs: Inputs, accuracy: float | None, out: Path | None
+    model: TrainedModel, predictions: Predictions, inputs: Inputs, score: ModelMetrics | None, out: Path | None
 ) -> None:
-    """Print the first predictions, how many there are of each class, and the accuracy if the classes are known."""
+    """Print the first predictions, how many there are of each class, and figures if the classes are known.
+
+    Balanced accuracy comes first where classes have unequal numbers of samples: there accuracy alone would mislead.
+    """
     screen = make_screen(False)
     best = predictions.probabilities.max(axis=1)
     rows = list(zip(inputs.names, predictions.classes, (f"{p:.3f}" for p in best), strict=True))
@@ -151,8 +149,12 @@ def show(
         screen.print(f"... and {len(rows) - SHOWN} more" + ("" if out else "; --out FILE.csv writes all"))
     counts = Counter(predictions.classes)
     screen.print(f"\n{len(rows)} samples: " + ", ".join(f"{counts[name]} {name}" for name in predictions.labels))
-    if accuracy is not None:
-        screen.print(f"accuracy {100 * accuracy:.2f} %")
+    if score is not None:
+        accuracy = f"accuracy {percent(score.accuracy)} %"
+        more = f"balanced accuracy {percent(score.balanced_accuracy)} %, macro F1 {percent(score.macro_f1)} %, "
+        screen.print(accuracy if score.balanced else more + accuracy)
+    for caution in score_cautions(model, score):
+        screen.print(caution)
     if out is not None:
         screen.print(f"written to {out}")
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -45,10 +47,17 @@ class UsageError(ValueError):
     """A user's mistake, in one sentence: what was given and what is expected."""
 
 
+def path_of(given: object, what: str) -> Path:
+    """A path from text or a path; anything else, and empty text, is a `UsageError`. `what` names it there."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise UsageError(f"{what}={given!r} is invalid: expected a path.")
+    return Path(os.fspath(given))
+
+
 def unknown(kind: str, given: str, known: Iterable[str]) -> UsageError:
     """The sentence for a name that is not there: `unknown split 'iidd'; did you mean 'iid'? ...`"""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ";"
     return UsageError(f"unknown {kind} '{given}'{hint} Known: {', '.join(names) or 'none'}.")
 

@@ -63,6 +63,11 @@ class Training:
     precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.schedule, str) and isinstance(self.augment, str)):
+            return  # `checked` says so
+        for name in ("lr", "weight_decay"):
+            if getattr(self, name) == math.inf:
+                raise UsageError(f"training: {name}=inf is invalid: expected a finite number.")
         self.rate(0, 1)
         parse_augment(self.augment)
 
@@ -83,6 +88,8 @@ class Training:
             values = {key: float(value) for key, value in options.items()}
         except ValueError:
             raise UsageError(f"schedule '{self.schedule}' is invalid: expected numbers as values.") from None
+        if not all(0 <= value < math.inf for value in values.values()):
+            raise UsageError(f"schedule '{self.schedule}' is invalid: expected finite numbers of at least 0 as values.")
         if name == "constant" and not values:
             return self.lr
         if name == "cosine" and not values:

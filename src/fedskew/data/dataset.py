@@ -34,7 +34,8 @@ class DataSet:
     y_train, y_test: labels int64 [n], from 0 to classes - 1.
     classes: how many classes there are; one of them may have no sample.
     owners_train, owners_test: who made each sample, int64 [n], for the split `natural`; None if unknown.
-    mean, std: of x / 255 per channel, by which a net's input is normalised; () leaves the input as it is.
+    mean, std: of x / 255 per channel, by which a net's input is normalised; (): vectors are left as they are, for
+        images a run takes those of the training part.
     labels: the names of the classes; () if they have none.
     columns: of a table as read; () for all else, and for a table that is prepared.
     owners: the names of the owners, by their numbers; () if they have none.
@@ -64,6 +65,38 @@ class DataSet:
         """The shape of one sample as a net sees it: (c, h, w), or the vector's shape."""
         one = self.x_train.shape[1:]
         return (one[2], one[0], one[1]) if self.x_train.dtype == np.uint8 else one
+
+    def problem(self) -> str:
+        """Why these values cannot be a data set, in words; "" if they can. Values of samples are not looked at."""
+        if not isinstance(self.classes, int | np.integer) or self.classes < 1:
+            return f"classes={self.classes!r} is invalid: expected the number of classes"
+        if self.labels and len(self.labels) != self.classes:
+            return f"it has {len(self.labels)} labels, expected {self.classes}, one name per class"
+        for part in ("train", "test"):
+            if found := self._problem_in_part(part):
+                return found
+        one, other = (f"{x.dtype}{list(x.shape[1:])}" for x in (self.x_train, self.x_test))
+        if one != other:
+            return f"its test samples are {other}, expected {one} as for training"
+        channels = self.x_train.shape[3] if self.x_train.dtype == np.uint8 else 0
+        if (len(self.mean), len(self.std)) not in ((0, 0), (channels, channels)):
+            return f"it has {len(self.mean)} means and {len(self.std)} stds, expected {channels}, one per channel"
+        return ""
+
+    def _problem_in_part(self, part: str) -> str:
+        x, y, owners = (getattr(self, f"{key}_{part}") for key in ("x", "y", "owners"))
+        for name, array in ((f"x_{part}", x), (f"y_{part}", y)):
+            if not isinstance(array, np.ndarray):
+                return f"{name} is a {type(array).__name__}: expected a numpy array; fedskew.from_dataset takes tensors"
+        kind = "float64" if self.columns else "uint8" if x.ndim == 4 and x.dtype == np.uint8 else "float32"
+        if x.ndim < 2 or x.dtype != kind:
+            wanted = "float64 [n, columns]" if self.columns else "images uint8 [n, h, w, c] or vectors float32 [n, ...]"
+            return f"x_{part} is {x.dtype}{list(x.shape)}: expected {wanted}"
+        if y.dtype != np.int64 or y.shape != (len(x),):
+            return f"y_{part} is {y.dtype}{list(y.shape)}: expected int64[{len(x)}], one class per sample of x_{part}"
+        if owners is not None and (not isinstance(owners, np.ndarray) or owners.shape != y.shape):
+            return f"owners_{part} must have one entry per sample of x_{part}, which are {len(x)}"
+        return ""
 
     def pooled(self) -> DataSet:
         """This data set with its test samples moved to the end of the training part."""

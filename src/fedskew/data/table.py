@@ -21,6 +21,8 @@ from fedskew.core.settings import UsageError
 from fedskew.data.dataset import Array, Column, DataSet, number_of
 
 OFTEN = 0.2  # share of missing values from which a column gets an indicator
+LARGEST = 1e100  # squares of larger numbers are not finite
+AT_ONCE = 1 << 20  # inputs that are computed at a time, so that columns of many categories need little memory
 
 
 class ColumnSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +41,9 @@ class ColumnSums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "counts more values than samples"
         if not (math.isfinite(self.total) and 0 <= self.squares < math.inf):
             return "has sums that are not finite numbers"
-        if self.counts and (min(self.counts.values()) < 0 or sum(self.counts.values()) != self.present):
+        if abs(self.total) > self.present * LARGEST or self.squares > self.present * (2 * LARGEST) ** 2:
+            return f"has sums of numbers above {LARGEST:g}"
+        if self.counts and (min(self.counts.values()) < 1 or sum(self.counts.values()) != self.present):
             return "has counts of categories that do not add up"
         return ""
 
@@ -108,8 +112,13 @@ class Preparation(msgspec.Struct, frozen=True):
 
     def apply(self, x: Array, columns: Sequence[Column]) -> Array:
         """The inputs of a net, float32 [samples, features], from values as `DataSet` holds them."""
-        inputs: Array = TableInput(self)(torch.from_numpy(self.matrix(x, columns))).numpy()
-        return inputs
+        module, matrix = TableInput(self), torch.from_numpy(self.matrix(x, columns))
+        inputs = torch.empty(len(matrix), len(self.features))
+        rows = max(1, AT_ONCE // len(self.features))
+        for start in range(0, len(matrix), rows):
+            inputs[start : start + rows] = module(matrix[start : start + rows])
+        made: Array = inputs.numpy()
+        return made
 
     def describe(self, missing: Mapping[str, int]) -> str:
         """One line about what is filled; "" if nothing is. `missing`: how many values each column lacks."""
@@ -229,24 +238,6 @@ def prepared(data: DataSet, preparation: Preparation) -> DataSet:
     return replace(data, x_train=x_train, x_test=x_test, columns=())
 
 
-def missing_values(data: DataSet) -> dict[str, int]:
-    """How many values each column of a table lacks, in both parts."""
-    gaps = np.isnan(data.x_train).sum(axis=0) + np.isnan(data.x_test).sum(axis=0)
-    return {column.name: int(n) for column, n in zip(data.columns, gaps, strict=True)}
-
-
-def row_numbers(data: DataSet) -> str:
-    """One line about columns that number the rows, such as an id: a net can only memorise them. "" if none does."""
-    both = np.concatenate([data.x_train, data.x_test])
-    found = []
-    for column, values in zip(data.columns, both.T, strict=True):
-        whole = np.sort(values)  # NaN comes last, so a column with gaps does not qualify
-        if not column.categories and len(whole) > 20 and (np.diff(whole) == 1).all():
-            found.append(column.name)
-    names = ", ".join(found)
-    return f"column {names} only numbers the rows: leave it out with &ignore={names.replace(' ', '')}" if found else ""
-
-
 class TableInput(nn.Module):
     """Turns rows of a table into the inputs of a net.
 
@@ -273,21 +264,24 @@ class TableInput(nn.Module):
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
         self.register_buffer("number", value_.isnan())
         self.register_buffer("indicator", value_.isinf())
-        # [features, features]: which inputs are of the same column, to see whether one of its categories is there
-        self.register_buffer("same", (place[:, None] == place).to(torch.float64))
+        # the first and last input of each input's column, to see whether one of its categories is there
+        self.register_buffer("first", torch.searchsorted(place, place))
+        self.register_buffer("last", torch.searchsorted(place, place, right=True) - 1)
         self.source: Tensor
         self.value: Tensor
         self.mean: Tensor
         self.scale: Tensor
         self.number: Tensor
         self.indicator: Tensor
-        self.same: Tensor
+        self.first: Tensor
+        self.last: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(torch.float64)[:, self.source]
         missing_number = x.isnan()
         matches = (x == self.value) | (self.number & ~missing_number)
-        present = (matches.to(torch.float64) @ self.same) > 0
+        found = matches.to(torch.int64).cumsum(1)
+        present = matches[:, self.first] | (found[:, self.last] > found[:, self.first])
         numbers = torch.where(missing_number, torch.zeros_like(x), x)
         value = torch.where(self.number, numbers, matches.to(torch.float64))
         value = torch.where(self.indicator, (~present).to(torch.float64), value)

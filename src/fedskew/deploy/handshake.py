@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.core.settings import UsageError
-from fedskew.data.dataset import Array, DataSet
+from fedskew.data.dataset import Array, DataSet, number_of
 from fedskew.data.split.partition import Partition, Parts
 from fedskew.data.table import agree_on, prepared, sums_of
 from fedskew.deploy.messages import SiteFacts, Task
@@ -69,7 +69,7 @@ def agree(facts: Mapping[str, SiteFacts]) -> Task:
             raise Misfit(name, text)
     _check_columns(facts)
     labels = sorted({label for fact in facts.values() for label in fact.labels})
-    if all(_number(label) is not None for label in labels):
+    if all(number_of(label) is not None for label in labels):
         labels.sort(key=float)
     if len(labels) < 2:
         raise UsageError(f"the samples of all sites are of one class, {labels[0]}; at least two are needed.")
@@ -125,13 +125,6 @@ def describe_filling(task: Task, facts: Mapping[str, SiteFacts]) -> str:
     for sums in (one for fact in facts.values() for one in fact.columns):
         missing[sums.name] = missing.get(sums.name, 0) + sums.rows - sums.present
     return task.table.describe(missing)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _moments(facts: Sequence[SiteFacts]) -> tuple[tuple[float, ...], tuple[float, ...]]:

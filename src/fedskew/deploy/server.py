@@ -135,6 +135,7 @@ class Served(BaseRun):
         return self.membership.expected
 
     def __iter__(self) -> Iterator[Record]:
+        self.check_new()
         try:
             if self.result is None:
                 self.deployment = self.gather()

@@ -16,6 +16,7 @@ from fedskew.evaluation.counts import Counts, FloatArray, Predictions, part_auro
 from fedskew.evaluation.metrics import ClientMetrics, ClientRow, Metrics, Over, Population, Spread
 from fedskew.evaluation.scores import ClientScore, Score, detail, per_class
 
+MOST_CLASSES = 300  # of a confusion table that is kept
 TOGETHER = 200_000  # scores (samples times classes) that are counted in one go
 
 
@@ -174,7 +175,8 @@ class Summary:
         """Samples by true (row) and predicted class (column), of each model that was counted.
 
         Keys: global (on the test set), clients and personal (both on the clients' test parts, pooled), new and
-        new_personal. Personal models that are the global model have no table of their own.
+        new_personal. Personal models that are the global model have no table of their own. With more than MOST_CLASSES
+        classes there are none: nobody could read them, and a result would have gigabytes.
         """
         tables = {"global": None if self.test is None else self.test.counts}
         for group, name, own_name in ((self.clients, "clients", "personal"), (self.new, "new", "new_personal")):
@@ -183,7 +185,8 @@ class Summary:
                 tables[name] = group.counts(group.shared)
             if not all(same for _, _, same in group.clients):
                 tables[own_name] = group.counts(group.personal)
-        return {name: counts.confusion.tolist() for name, counts in tables.items() if counts is not None}
+        known = {name: counts for name, counts in tables.items() if counts is not None}
+        return {name: counts.confusion.tolist() for name, counts in known.items() if counts.classes <= MOST_CLASSES}
 
 
 def over_clients(scores: Sequence[Score], counts: Counts | None = None) -> ClientMetrics | None:

@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedskew.core.settings import UsageError
-from fedskew.data.dataset import DataSet
+from fedskew.data.dataset import DataSet, moments
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
-from fedskew.data.table import Preparation, agree_on, missing_values, prepared, row_numbers, sums_of
+from fedskew.data.table import Preparation, agree_on, prepared, sums_of
+from fedskew.data.table_notes import id_columns, large_numbers, missing_values
 from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.nets import net_maker
@@ -112,11 +114,11 @@ def part_of(value: float | str, total: int, what: str) -> int:
         return total
     try:
         number = float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         raise UsageError(f"{what}={value!r} is invalid: expected a count, a share below 1, or all.") from None
     if 0 < number < 1 or (number == 1 and isinstance(value, float)) or value == "1.0":
         return max(1, int(number * total))
-    if number != int(number) or not 1 <= number <= total:
+    if not 1 <= number <= total or number != int(number):  # in this order: nan and inf are no int
         raise UsageError(
             f"{what}={value} is invalid: there are {total} clients; expected 1 to {total}, or a share below 1."
         )
@@ -154,12 +156,28 @@ def public_data(experiment: Experiment, folder: Path | None) -> DataSet:
     return load(experiment.public, folder) if isinstance(experiment.public, str) else experiment.public
 
 
+def made_in_python(data: DataSet) -> DataSet:
+    """A data set that the user made: with means and deviations if it has images; UsageError if values are missing."""
+    if data.x_train.dtype == np.uint8 and not data.mean and len(data.x_train):
+        mean, std = moments(data.x_train)
+        return replace(data, mean=mean, std=std)
+    for name, x in (("x_train", data.x_train), ("x_test", data.x_test)):
+        if not data.columns and x.dtype != np.uint8 and not np.isfinite(x).all():
+            raise UsageError(f"data: {name} has values that are missing or infinite: expected finite numbers.")
+    return data
+
+
 def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu") -> Assembled:
     """Load and split the data and choose the net. Errors in the settings raise UsageError here, before the run starts.
 
     `data_dir` is where named data sets are; None is the default folder.
     """
-    data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else experiment.data
+    if torch.get_default_dtype() != torch.float32:
+        raise UsageError(
+            f"torch's default type is {torch.get_default_dtype()}, but samples are float32: "
+            "expected torch.set_default_dtype(torch.float32)."
+        )
+    data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else made_in_python(experiment.data)
     if experiment.holdout.pool == "all":
         data = data.pooled()
     partition = make_partition(
@@ -184,8 +202,10 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     table, notes = None, partition.notes
     if data.columns:
         table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
-        notes = (*notes, *filter(None, [table.describe(missing_values(pool)), row_numbers(pool)]))
+        notes = (*notes, *filter(None, [table.describe(missing_values(pool)), *id_columns(pool)]))
         pool, data = prepared(pool, table), prepared(data, table)
+    elif note := large_numbers(pool.x_train):
+        notes = (*notes, note)
     world = world_of(experiment, pool, partition, parts, device)
     check_stop(experiment, world)
     if experiment.evaluation.part == "validation":

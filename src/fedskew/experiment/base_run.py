@@ -12,6 +12,7 @@ import msgspec
 
 from fedskew.core.fast.bf16 import bf16_warning
 from fedskew.core.method import MODEL
+from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.experiment.assemble import Lineup
 from fedskew.experiment.config import Experiment
@@ -52,6 +53,7 @@ class BaseRun(ABC):
         self.result: Result | None = None  # None: not finished yet
         self.check = DivergenceCheck()
         self.diverged = ""  # why the run counts as diverged; "": it does not
+        self.begun = False  # whether its rounds were begun by iterating over it
         if directory is None:
             return
         if not resume:
@@ -86,6 +88,15 @@ class BaseRun(ABC):
     def stopped(self) -> str:
         """Why the run leaves out the remaining training rounds, see `Stop`; "" if it does not."""
         return why_stop(self.records, self.experiment.stop)
+
+    def check_new(self) -> None:
+        """Raise UsageError if the rounds were begun before and not finished: they would be carried out twice."""
+        if self.begun and self.result is None:
+            raise UsageError(
+                f"this run was left after {len(self.records)} of {self.rounds} rounds: "
+                "go on with fedskew.run(experiment, out=..., resume=True) if it has a directory, or make a new run."
+            )
+        self.begun = True
 
     @abstractmethod
     def __iter__(self) -> Iterator[Record]:

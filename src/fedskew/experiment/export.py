@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedskew.core.files import write_atomically
-from fedskew.core.settings import UsageError, library
+from fedskew.core.settings import UsageError, library, path_of
 from fedskew.experiment.card import ModelCard
 from fedskew.experiment.use import TrainedModel
 from fedskew.federation.wire import encode_plain
@@ -29,7 +29,9 @@ def export(model: TrainedModel, path: Path | str) -> None:
     (input "x", output "logits"). .safetensors: the weights alone, under the names of your own net, with model.json in
     the metadata.
     """
-    path = Path(path)
+    if not isinstance(model, TrainedModel):
+        raise UsageError(f"{model!r} is no trained model: expected what fedskew.load(RUN) returns.")
+    path = path_of(path, "path")
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} is invalid: expected a file that ends in {', '.join(SUFFIXES)}.")
     if path.suffix == ".onnx":

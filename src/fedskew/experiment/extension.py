@@ -1,14 +1,22 @@
-"""Whether a run may be resumed with the settings it has now: unchanged, or with more rounds."""
+"""Whether a run may be resumed: its settings must be unchanged but for more rounds, its data the same."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedskew.core.settings import UsageError
+from fedskew.core.user_code import split_text
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.tracking import flat
+from fedskew.federation.world import World
+
+WHOLE = 1 << 24  # bytes of samples up to which all count in `data_mark`; of more, about so many do
 
 
 def check_settings(before: Mapping[str, Any], experiment: Experiment, done: int) -> None:
@@ -66,4 +74,31 @@ def check_rounds(before: int, experiment: Experiment, done: int) -> None:
         raise UsageError(
             f"{cannot}: what {experiment.method_name} computes in a round depends on the number of rounds; "
             "start a new run."
+        )
+
+
+def data_mark(world: World) -> str:
+    """Identifies the samples of a run: 16 hexadecimal digits of a SHA-256. Of large data every n-th sample counts."""
+    sha = hashlib.sha256()
+    for x, y in ((world.x, world.y), (world.x_test, world.y_test)):
+        step = 1 + x.numel() * x.element_size() // WHOLE
+        for tensor in (x[::step], y):
+            sha.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            sha.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()[:16]
+
+
+def code_marks(experiment: Experiment) -> dict[str, str]:
+    """The files of the user's own code that a run uses, each with its SHA-256; {}: it uses none, or they are gone."""
+    named = (experiment.method_name, experiment.model, experiment.evaluation.metric)
+    files = [text[0].rpartition(":")[0] for one in named if isinstance(one, str) and (text := split_text(one))]
+    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if Path(file).is_file()}
+
+
+def check_data(before: str, now: str) -> None:
+    """Raise UsageError if the samples are others than when the run began; "" is not known."""
+    if before and now and before != now:
+        raise UsageError(
+            "the data were changed after the run began: its rounds so far used other samples; "
+            "bring them back to resume, or start a new run."
         )

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from fedskew.core.method import Method
@@ -91,10 +90,8 @@ def check_data(what: str, given: object) -> None:
             f"{what} is a {type(given).__name__}: expected a name, a path or a DataSet; fedskew.from_dataset makes one "
             "of any torch data set, as in from_dataset(TensorDataset(x, y))."
         )
-    for name in ("x_train", "y_train", "x_test", "y_test"):
-        if not isinstance(getattr(given, name), np.ndarray):
-            kind = type(getattr(given, name)).__name__
-            raise UsageError(f"{what}: {name} is a {kind}: expected a numpy array; fedskew.from_dataset takes tensors.")
+    if problem := given.problem():
+        raise UsageError(f"{what}: {problem}.")
 
 
 def check_model(given: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedskew.core.settings import UsageError
+from fedskew.core.settings import UsageError, path_of
 from fedskew.core.tensors import Payload
 from fedskew.data.split.skew import class_table
 from fedskew.evaluation.figures import headline
@@ -15,6 +15,7 @@ from fedskew.experiment.base_run import BaseRun
 from fedskew.experiment.card import card_of_assembled
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.experiment.diagnostics import diagnose
+from fedskew.experiment.extension import data_mark
 from fedskew.experiment.live import write_split
 from fedskew.experiment.machine import pick_device, worker_count
 from fedskew.experiment.own_metric import load_metric
@@ -63,15 +64,18 @@ class Run(BaseRun):
             raise UsageError(f"checkpoint_every={checkpoint_every!r} is invalid: expected a number of at least 0.")
         (self.workers, notes), self.engine = worker_count(workers, engine), engine
         self.trackers = trackers(track)
-        folder = Path(data_dir) if data_dir else None
+        folder = path_of(data_dir, "data_dir") if data_dir else None
         self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
         metric = experiment.evaluation.metric
         self.own = load_metric(metric, self.assembled.world) if metric else None
-        directory = RunWriter(Path(out), checkpoint_every) if out is not None else None
+        directory = None
+        if out is not None:
+            directory = RunWriter(path_of(out, "out"), checkpoint_every, data_mark(self.assembled.world))
         super().__init__(experiment, directory, resume=resume)
         self.notes = notes + self.notes
 
     def __iter__(self) -> Iterator[Record]:
+        self.check_new()
         try:
             if self.result is None:
                 if self.directory is not None:
@@ -135,7 +139,7 @@ def resume(path: Path | str, *, rounds: int | str | None = None, **options: Any)
     rounds: give the run, which may be finished, so many rounds in all; None keeps its own. Refused where the result
     would not be that of a run with these rounds from the start, as with a learning rate that falls over the run.
     """
-    experiment = read_settings(Path(path))
+    experiment = read_settings(path_of(path, "path"))
     if rounds is not None:
         experiment = from_dict(experiment.as_dict() | {"rounds": rounds})
     return Run(experiment, out=path, resume=True, **options)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from fedskew import __version__
-from fedskew.core.settings import UsageError
+from fedskew.core.settings import UsageError, path_of
 from fedskew.core.tensors import Payload
 from fedskew.data.sources.formats import reading
 from fedskew.experiment.config import Experiment, from_dict, read_toml
@@ -104,11 +104,12 @@ def read_settings(path: Path) -> Experiment:
     return from_dict(read_toml(path / SETTINGS))
 
 
-def read_run(path: Path, experiment: Experiment | None = None) -> SavedRun:
+def read_run(path: Path | str, experiment: Experiment | None = None) -> SavedRun:
     """The run in a folder. A last record that was written only in part is left out.
 
     experiment: that of the run, if it is known already; None reads it from the settings.
     """
+    path = path_of(path, "path")
     experiment, result = experiment or read_settings(path), path / RESULT
     try:
         records = read_records(path / RECORDS)

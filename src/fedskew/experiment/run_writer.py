@@ -1,16 +1,18 @@
 """Writes the directory of a run in progress: its records, its checkpoints, and what resuming goes back to.
 
 See run_directory.py for the files. A checkpoint also contains the lengths of records.jsonl and clients.jsonl at that
-time, to which resuming truncates them, and the settings, which must not have changed when the run is resumed; only
-rounds may be added. A checkpoint is written under a temporary name and renamed after all files it refers to are on
-disk. The last two are kept: if the checksum of one does not match, the one before it is used.
+time, to which resuming truncates them, and marks of settings and data, which must not have changed when the run is
+resumed; only rounds may be added. A checkpoint is written under a temporary name and renamed after all files it refers
+to are on disk. The last two are kept: if the checksum of one does not match, the one before it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ import msgspec
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.core.tensors import Payload
+from fedskew.data.sources.formats import reading
 from fedskew.experiment.card import ModelCard
 from fedskew.experiment.config import Experiment, read_toml
-from fedskew.experiment.extension import check_settings
+from fedskew.experiment.extension import check_data, check_settings, code_marks
 from fedskew.experiment.result import Result
 from fedskew.experiment.run_directory import (
     CARD,
@@ -56,15 +59,16 @@ class RunWriter:
     """Writes the directory of a run in progress; locks it until `close`, so that no other run writes to it.
 
     `every` is the number of rounds between checkpoints; 0 spaces them so that they take at most about one twentieth
-    of the time.
+    of the time. `data` identifies the run's samples, which must be the same when it is resumed; "": not checked.
     """
 
-    def __init__(self, path: Path, every: int = 0) -> None:
-        self.path, self.every = path, every
+    def __init__(self, path: Path, every: int = 0, data: str = "") -> None:
+        self.path, self.every, self.data = path, every, data
         self.store = Store(path / "clients")
         self.cost, self.last = 0.0, (-1, time.monotonic())  # seconds a checkpoint takes; (round, time) of the last
         self.previous = -1  # round of the checkpoint before the last one; -1: none
         self.settings: dict[str, Any] = {}  # of the run, once it has begun or is restored
+        self.code: dict[str, str] = {}  # likewise: files of the user's own code, with their SHA-256
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.lock = filelock.FileLock(path / ".lock")
@@ -96,7 +100,7 @@ class RunWriter:
         self.index.touch()
 
     def _write_settings(self, experiment: Experiment) -> None:
-        self.settings = experiment.as_dict()
+        self.settings, self.code = experiment.as_dict(), code_marks(experiment)
         write_atomically(self.path / SETTINGS, experiment.to_toml().encode())
 
     def describe(self, card: ModelCard) -> None:
@@ -135,6 +139,8 @@ class RunWriter:
             "index": self.index.stat().st_size,
             "versions": versions(),
             "settings": self.settings,
+            "data": self.data,
+            "code": self.code,
         }
         blob = encode(server, notes)
         write_atomically(self.path / "checkpoints" / f"{round:06d}-{sha256(blob)}.safetensors", blob)
@@ -161,7 +167,7 @@ class RunWriter:
         except UsageError:
             self.close()
             raise
-        self.settings = experiment.as_dict()
+        self.settings, self.code = experiment.as_dict(), code_marks(experiment)
         if found[0] is None or read_toml(self.path / SETTINGS).get("rounds") != experiment.rounds:
             self._write_settings(experiment)
             (self.path / RESULT).unlink(missing_ok=True)  # of the run with fewer rounds
@@ -171,9 +177,15 @@ class RunWriter:
         notes: list[str] = []
         for path in self.checkpoints():
             try:
-                start, written = self._restore_from(path, experiment)
+                start, saved = self._restore_from(path, experiment)
+                written, code = saved["versions"], saved.get("code", {})
                 if changed := [f"{name} {was}" for name, was in written.items() if versions().get(name) != was]:
                     notes.append(f"the run was started with {', '.join(changed)}: results may not be bit-identical")
+                now = code_marks(experiment)
+                if edited := [file for file, was in code.items() if now.get(file, was) != was]:
+                    notes.append(
+                        f"{', '.join(edited)} changed after the run began: earlier rounds used another version"
+                    )
                 return start, notes
             except UsageError:
                 raise
@@ -184,13 +196,14 @@ class RunWriter:
         self._truncate(self.index, 0)
         return None, notes
 
-    def _restore_from(self, path: Path, experiment: Experiment) -> tuple[tuple[int, Payload], dict[str, str]]:
-        """((next round, server state), versions it was written with); raises Damaged, OSError or ValueError."""
+    def _restore_from(self, path: Path, experiment: Experiment) -> tuple[tuple[int, Payload], dict[str, Any]]:
+        """((next round, server state), notes of the checkpoint); raises Damaged, OSError or ValueError."""
         blob = bytearray(path.read_bytes())
         if sha256(blob) != path.stem.partition("-")[2]:
             raise Damaged("its checksum does not match")
         server, notes = decode_with_notes(blob)
         check_settings(notes.get("settings") or read_toml(self.path / SETTINGS), experiment, notes["round"] + 1)
+        check_data(notes.get("data", ""), self.data)
         if self.records.stat().st_size < notes["records"] or self.index.stat().st_size < notes["index"]:
             raise Damaged(f"{RECORDS} or {VERSIONS} is shorter than it was at this checkpoint")
         self.store.restore(parse_versions(self.index.read_bytes()[: notes["index"]]))
@@ -200,7 +213,7 @@ class RunWriter:
             if newer.name > path.name:
                 newer.unlink()
         self.last = (notes["round"], time.monotonic())
-        return (notes["round"] + 1, server), notes["versions"]
+        return (notes["round"] + 1, server), notes
 
     @staticmethod
     def _truncate(path: Path, size: int) -> None:
@@ -208,8 +221,9 @@ class RunWriter:
             file.truncate(size)
 
     def read_records(self) -> list[Record]:
-        """The records so far, with late client metrics moved to the round they belong to."""
-        return read_records(self.records)
+        """The records so far, with late client metrics moved to the round they belong to; UsageError if damaged."""
+        with self._closing_if_damaged(self.records):
+            return read_records(self.records)
 
     def finish(self, server: Payload, model: Payload, result: Result) -> None:
         """Write the final state of the server, the global model and the result."""
@@ -218,8 +232,18 @@ class RunWriter:
         write_atomically(self.path / RESULT, msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
 
     def result(self) -> Result | None:
-        """The result; None if the run is not finished."""
-        return read_result(self.path / RESULT) if is_finished(self.path) else None
+        """The result; None if the run is not finished; UsageError if it is damaged."""
+        with self._closing_if_damaged(self.path / RESULT):
+            return read_result(self.path / RESULT) if is_finished(self.path) else None
+
+    @contextlib.contextmanager
+    def _closing_if_damaged(self, path: Path) -> Iterator[None]:
+        try:
+            with reading(path):
+                yield
+        except UsageError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Unlock the directory."""

@@ -110,8 +110,8 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "mlflo
 
 
 def trackers(names: Sequence[str]) -> list[Tracker]:
-    """Trackers by name. Raises `UsageError` for an unknown name or a package that is not installed."""
-    return [choose("tracker", name, TRACKERS)() for name in names]
+    """Trackers by name, or one tracker. Raises `UsageError` for an unknown name or a package that is not installed."""
+    return [choose("tracker", name, TRACKERS)() for name in ([names] if isinstance(names, str) else names)]
 
 
 def identifier(folder: Path, tracker: str, make: Callable[[], str], *, renew: bool = False) -> str:

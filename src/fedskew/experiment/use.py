@@ -17,7 +17,7 @@ from fedskew.core.method import Method
 from fedskew.core.net import Net, outputs
 from fedskew.core.samples import pieces
 from fedskew.core.seeding import one_thread
-from fedskew.core.settings import UsageError, unknown
+from fedskew.core.settings import UsageError, path_of, unknown
 from fedskew.core.site import fill
 from fedskew.core.user_code import split_text
 from fedskew.data.dataset import DataSet, as_images
@@ -179,7 +179,7 @@ def load(
     >>> len(predictions.classes), predictions.probabilities.shape
     (5, (5, 10))
     """
-    path, folder = Path(run), Path(data_dir) if data_dir else None
+    path, folder = path_of(run, "run"), path_of(data_dir, "data_dir") if data_dir else None
     card = read_card(path) or _card_of_old_run(path, net, method, data, folder)
     check_net(path, card, net)
     changes = _head_method(path, card, method)

@@ -7,25 +7,32 @@ if not, and None if the law does not apply to it. They run on a small skewed fed
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-
-import torch
 
 from fedskew.core.method import Method, Update
 from fedskew.core.settings import UsageError, build
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.federation.loop import run
+from fedskew.federation.protocol import Diverged, QuorumLost
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.federation.wire import decode, encode, layout_of
+from fedskew.federation.wire import digest
 from fedskew.methods.fedavg import FedAvg
-from fedskew.studies.randomness import Watch, watched
+from fedskew.studies.randomness import Watch, torch_settings, watched
+from fedskew.studies.sending_laws import (
+    has_own_seed,
+    ignores_who_it_is,
+    payloads_can_be_sent,
+    sends_no_samples,
+    server_needs_only_sums,
+)
 from fedskew.studies.subject import ROUNDS, Subject, equal, fingerprints, one_round, train
 
 LEARNING = 10  # rounds of the law that asks whether it learns
 EASY = "sample:keep=400+iid:clients=5"
+ONE_CLASS = "sample:keep=400+label-k:k=1,clients=10"
+FEW = "sample:keep=60+iid:clients=40"
 
 
 class Outcome(NamedTuple):
@@ -72,40 +79,26 @@ def not_a_payload(value: Any, hook: str, what: str = "result") -> str:
 
 
 def changes_no_argument(subject: Subject) -> str:
-    """Hooks change none of their arguments."""
+    """Hooks change none of their arguments, and no setting of torch."""
     world = subject.world()
     method, states = world.method, dict[int, Payload]()
-    server, _ = one_round(world, method.init_server(world.server_site(0, "init")), states, 0)
-    broadcast, state = method.broadcast(server), states[0]
-    before = copy.deepcopy((server, broadcast, state))
-    update, _ = method.client(world.site(0, 1, "train"), broadcast, state)
-    sent = copy.deepcopy(update.payload)
-    method.aggregate(world.server_site(1, "train"), server, iter([update]))
-    method.personalise(world.site(0, 1, "evaluate"), broadcast, state)
+    samples: Payload = {"samples": Tensors(x=world.x, y=world.y)}
+    old_samples = copy.deepcopy(samples)
+    with torch_settings() as settings:
+        server, _ = one_round(world, method.init_server(world.server_site(0, "init")), states, 0)
+        broadcast, state = method.broadcast(server), states[0]
+        before = *copy.deepcopy((server, broadcast, state)), old_samples
+        update, _ = method.client(world.site(0, 1, "train"), broadcast, state)
+        sent = copy.deepcopy(update.payload)
+        method.aggregate(world.server_site(1, "train"), server, iter([update]))
+        method.personalise(world.site(0, 1, "evaluate"), broadcast, state)
+    if settings:
+        return f"a hook changed {' and '.join(settings)} for the whole process: put it back before the hook returns"
     now = {"the server's payload": server, "the broadcast": broadcast, "the client's state": state}
+    now |= {"the samples": samples}
     changed = [name for (name, value), old in zip(now.items(), before, strict=True) if not equal(value, old)]
     changed += [] if equal(update.payload, sent) else ["the update"]
     return f"a hook changed {' and '.join(changed)}: return new tensors instead" if changed else ""
-
-
-def payloads_can_be_sent(subject: Subject) -> str:
-    """What it sends and keeps survives the wire, models have the net's types, and all updates have one layout."""
-    world = subject.world()
-    server, states = world.method.init_server(world.server_site(0, "init")), dict[int, Payload]()
-    layouts = set()
-    for round in range(ROUNDS):
-        server, updates = one_round(world, server, states, round)
-        for what, payload in (("the update", updates[0].payload), ("the server's model", server)):
-            for name, parameter in world.net.named_parameters():
-                found = payload.get("parameters", {}).get(name, parameter)
-                if (found.dtype, found.shape) != (parameter.dtype, parameter.shape):
-                    given, wanted = (f"{t.dtype} {list(t.shape)}" for t in (found, parameter))
-                    return f"{what} has {name} as {given}, the net has {wanted}"
-        for payload in (server, world.method.broadcast(server), *states.values(), *(u.payload for u in updates)):
-            if not equal(payload, decode(encode(payload))):
-                return "a payload is not the same after it was sent"
-        layouts |= {layout_of(u.payload) for u in updates}
-    return "" if len(layouts) == 1 else "updates of different clients or rounds have different groups, names or shapes"
 
 
 def same_seed_same_bits(subject: Subject) -> str:
@@ -133,7 +126,7 @@ def randomness_follows_the_seed(subject: Subject) -> str:
     if seen[0].touched:
         return f"it draws from, or seeds, the global generator of {' and '.join(seen[0].touched)}: use site.rng"
     fixed = seen[0].seeds & seen[1].seeds
-    if fixed and not any("seed" in field.name for field in dataclasses.fields(subject.method)):
+    if fixed and not has_own_seed(subject.method):
         return f"it seeds a generator with {min(fixed)} whatever the run's seed: use site.rng"
     return ""
 
@@ -158,6 +151,23 @@ def clients_may_be_absent(subject: Subject) -> str:
     return ""
 
 
+def small_clients_work(subject: Subject) -> str:
+    """It works with clients of one class and with clients of one or two samples, and stays finite."""
+    for split, words in ((ONE_CLASS, "clients of one class"), (FEW, "clients of one or two samples")):
+        world = subject.world(split=split, rounds=1)
+        try:
+            records, simulation = train(world, cohorts=[[0, 1, 2]])
+        except (Diverged, QuorumLost) as error:
+            return f"with {words}, {error}"
+        if records[-1].lost:
+            return f"of {words}, one {next(iter(records[-1].lost.values()))}"
+        floats = [t for tensors in records[-1].server.values() for t in tensors.values() if t.is_floating_point()]
+        if not all(t.isfinite().all() for t in floats):
+            return f"the server's state is not finite after a round with {words}"
+        simulation.evaluate(0, world.method.broadcast(records[-1].server))
+    return ""
+
+
 def every_batch_norm_policy_works(subject: Subject) -> str:
     """It works when batch-norm statistics stay with the clients or do not move."""
     for policy in ("local", "frozen"):
@@ -165,6 +175,23 @@ def every_batch_norm_policy_works(subject: Subject) -> str:
         records, simulation = train(world)
         simulation.evaluate(0, world.method.broadcast(records[-1].server))
     return ""
+
+
+def rounds_to_come_do_not_matter(subject: Subject) -> str | None:
+    """What a round computes does not depend on the number of rounds, unless it says so (`depends_on_rounds`)."""
+    method = subject.method
+    if method.depends_on_rounds or list(method.stages(ROUNDS)) != list(method.stages(2 * ROUNDS))[:ROUNDS]:
+        return None
+    ends = []
+    for rounds in (ROUNDS, 2 * ROUNDS):
+        world, states = subject.world(rounds=rounds), dict[int, Payload]()
+        server = method.init_server(world.server_site(0, "init"))
+        for round in range(ROUNDS):
+            server, _ = one_round(world, server, states, round)
+        ends.append(digest(server))
+    if ends[0] == ends[1]:
+        return ""
+    return "its first rounds are others if more rounds follow: let `depends_on_rounds` return True"
 
 
 def terms_off_is_fedavg(subject: Subject) -> str | None:
@@ -177,59 +204,6 @@ def terms_off_is_fedavg(subject: Subject) -> str | None:
     plain, _ = train(subject.world(method=FedAvg()))
     same = all(equal({g: ours[-1].server[g]}, {g: plain[-1].server[g]}) for g in ("parameters", "buffers"))
     return "" if same else f"with {off} its model is not FedAvg's"
-
-
-def server_needs_only_sums(subject: Subject, *, declared: bool | None = None) -> str | None:
-    """If it declares `sums_only`, its server learns nothing from a client that a sum over clients would not tell.
-
-    Every entry of every tensor is permuted among clients of equal weight, so that no client's own tensor survives but
-    all sums do: the server's next state must be the same bit for bit. Values are rounded before: sums are exact then.
-    `declared` takes the place of the method's declaration; None: as the method says.
-    """
-    if not (subject.method.sums_only if declared is None else declared):
-        return None
-    world = subject.world()
-    method, states = world.method, dict[int, Payload]()
-    server, rng = method.init_server(world.server_site(0, "init")), torch.Generator().manual_seed(0)
-    for round, stage in enumerate(dict.fromkeys(method.stages(ROUNDS))):
-        server, updates = one_round(world, server, states, round, stage)
-        plain = [dataclasses.replace(update, weight=1.0, payload=_rounded(update.payload)) for update in updates]
-        mixed = _permuted([update.payload for update in plain], rng)
-        others = [dataclasses.replace(update, payload=payload) for update, payload in zip(plain, mixed, strict=True)]
-        a, again, b, turned = (
-            method.aggregate(world.server_site(round, stage), server, iter(sent))
-            for sent in (plain, plain, others, plain[::-1])
-        )
-        if not equal(a, again):
-            return "`aggregate` gives two results for the same updates"
-        if not equal(a, turned, tolerance=1e-4):
-            return "the server's state depends on the order of the updates"
-        if not equal(a, b):
-            return "the server's state depends on single clients' tensors: declare sums_only = False"
-    return ""
-
-
-def _rounded(payload: Payload) -> Payload:
-    """Floating-point values as multiples of 1/256; counts of samples, by which others are weighted, as ones."""
-
-    def value(name: str, t: torch.Tensor) -> torch.Tensor:
-        if not t.is_floating_point():
-            return t
-        return torch.ones_like(t) if name == "count" else (t * 256).round() / 256
-
-    return {group: Tensors({name: value(name, t) for name, t in ts.items()}) for group, ts in payload.items()}
-
-
-def _permuted(payloads: Sequence[Payload], rng: torch.Generator) -> list[Payload]:
-    """The payloads with each entry of each tensor permuted among them."""
-    made: list[Payload] = [{group: Tensors(tensors) for group, tensors in payload.items()} for payload in payloads]
-    for group, tensors in payloads[0].items():
-        for name in tensors:
-            stacked = torch.stack([payload[group][name] for payload in payloads])
-            order = torch.rand(stacked.shape, generator=rng).argsort(0)
-            for payload, t in zip(made, stacked.gather(0, order), strict=True):
-                payload[group][name] = t
-    return made
 
 
 def it_learns(subject: Subject) -> str:
@@ -266,11 +240,15 @@ LAWS: dict[str, Callable[[Subject], str | None]] = {
         hooks_return_payloads,
         changes_no_argument,
         payloads_can_be_sent,
+        sends_no_samples,
+        ignores_who_it_is,
         same_seed_same_bits,
         randomness_follows_the_seed,
         keeps_nothing_between_calls,
         clients_may_be_absent,
+        small_clients_work,
         every_batch_norm_policy_works,
+        rounds_to_come_do_not_matter,
         terms_off_is_fedavg,
         server_needs_only_sums,
         it_learns,

@@ -1,4 +1,4 @@
-"""Watches where code takes its random numbers from while it runs; for the laws of methods."""
+"""Watches where code takes its random numbers from, and what it does to torch's settings; for the laws of methods."""
 
 from __future__ import annotations
 
@@ -64,3 +64,26 @@ def watched() -> Iterator[Watch]:
         yield watch
         now = global_states()
     watch.touched = [name for name, state in before.items() if now[name] != state]
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {  # words -> how to read and write it
+    "torch's default type": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+}
+
+
+@contextmanager
+def torch_settings() -> Iterator[list[str]]:
+    """While it lasts, watches settings of the whole process; afterwards the list names those that were changed.
+
+    They are put back.
+    """
+    before, changed = {words: read() for words, (read, _) in SETTINGS.items()}, list[str]()
+    try:
+        yield changed
+    finally:
+        for words, (read, write) in SETTINGS.items():
+            if read() != before[words]:
+                changed.append(words)
+                write(before[words])

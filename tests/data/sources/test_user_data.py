@@ -245,6 +245,7 @@ def test_an_invalid_npz_is_an_error_that_says_why(tmp_path: Path, arrays: dict[s
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("", "data '' is invalid: expected the name of a data set, or a path"),
         ("nowhere/data", "nowhere/data does not exist"),
         ("nowhere.csv", "nowhere.csv does not exist"),
         ("notes.txt", "notes.txt is invalid as data: expected a folder of images, an .npz or a .csv"),
@@ -420,15 +421,22 @@ def test_a_real_torch_dataset_of_vectors_loads() -> None:
 
 
 @pytest.mark.parametrize(
-    "items",
+    ("items", "words"),
     [
-        [],
-        [np.zeros(3)] * 4,
-        [(np.zeros(3), 0.7), (np.zeros(3), 1.2)],
-        [(np.zeros(3), 0), (np.zeros(4), 1)],
-        [(None, 0), (None, 1)],
+        ([], "it has no length or no samples, expected a map-style data set of pairs"),
+        ([np.zeros(3)] * 4, "sample 0 is a ndarray, expected a pair"),
+        ([(np.zeros(3), 0, 0)] * 4, "sample 0 is 3 values, expected a pair"),
+        ([(np.zeros(3), 0), (np.zeros(3), 1.2)], "the class of sample 1 is a float, expected an integer or text"),
+        ([(np.zeros(3), 0), (np.zeros(4), 1)], "must have the same shape"),
+        ([(None, 0), (None, 1)], ""),
     ],
 )
-def test_an_invalid_torch_dataset_is_an_error(items: list[Any]) -> None:
-    with pytest.raises(UsageError, match="cannot be used"):
+def test_an_invalid_torch_dataset_is_an_error(items: list[Any], words: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot be used: .*{words}"):
         from_dataset(Items(items))
+
+
+def test_what_is_no_dataset_at_all_is_an_error() -> None:
+    for given in (None, (pair for pair in [(np.zeros(3), 0)])):
+        with pytest.raises(UsageError, match="the train dataset cannot be used: it has no length"):
+            from_dataset(given)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,12 @@ import numpy as np
 from fedskew.core.settings import UsageError, unknown
 from fedskew.data.dataset import Array, Arrays, Column, holdout_mask, number_of, one_in, split_off_test
 from fedskew.data.sources.formats import reading
-from fedskew.data.table import PreparedColumn, canonical, ordered
+from fedskew.data.table import LARGEST, PreparedColumn, canonical, ordered
 
 USUAL_LABELS = ("label", "target", "class", "y")
 MISSING = ("", "?", "na", "n/a", "nan", "null")
 MANY = 50  # different words from which a column is not taken for categories
-LARGEST = 1e100  # squares of larger numbers are not finite
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class Cells:
 def read_cells(path: Path) -> Cells:
     """Read a table with a header; the separator is a comma, a semicolon or a tab."""
     with reading(path), path.open(newline="", encoding="utf-8-sig") as stream:
-        first = stream.readline()
+        try:
+            first = stream.readline()
+            stream.read()
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise ValueError(f"it is not UTF-8 text (byte {byte:#x}), expected a table saved as UTF-8") from None
         stream.seek(0)
-        reader = csv.reader(stream, delimiter=max(",;\t", key=first.count))
+        reader = csv.reader(stream, delimiter=_separator(first))
         header = [cell.strip() for cell in next(reader, [])]
         if len(set(header)) != len(header):
             raise ValueError(f"its header has '{max(header, key=header.count)}' twice, expected different names")
@@ -79,7 +85,25 @@ def read_cells(path: Path) -> Cells:
             lines.append(reader.line_num)
     if not rows:
         raise UsageError(f"{path} has no rows: expected a header and one row per sample.")
-    return Cells(path, {name: [row[i] for row in rows] for i, name in enumerate(header)}, lines)
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    if "" in columns and _says_nothing(columns[""]):
+        del columns[""]
+    elif "" in columns:
+        raise UsageError(
+            f"{path} has no name in its header for column {header.index('') + 1}: expected a name for each column "
+            "(pandas leaves out the name of its index; to_csv with index=False does not write it)."
+        )
+    return Cells(path, columns, lines)
+
+
+def _separator(header: str) -> str:
+    """The separator that gives a header the most names; one inside quotes does not count."""
+    return max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+
+
+def _says_nothing(cells: Sequence[str]) -> bool:
+    """Whether cells are empty, as after a separator at the end of each line, or number the rows, as pandas does."""
+    return not any(cells) or any(list(cells) == [str(start + i) for i in range(len(cells))] for start in (0, 1))
 
 
 def read_table(path: Path, columns: Columns) -> tuple[Arrays, tuple[Column, ...]]:
@@ -88,6 +112,8 @@ def read_table(path: Path, columns: Columns) -> tuple[Arrays, tuple[Column, ...]
     label = _label(cells, columns)
     for name in filter(None, (label, columns.owner)):
         _check_complete(cells, name)
+        _check_spelling(cells, name)
+    _check_classes(cells, label)
     if 2 * len(set(cells.columns[label])) > len(cells.lines):
         raise UsageError(
             f"{path}: column '{label}' has {len(set(cells.columns[label]))} different values in {len(cells.lines)} "
@@ -157,6 +183,28 @@ def _check_complete(cells: Cells, name: str) -> None:
             )
 
 
+def _check_spelling(cells: Cells, name: str) -> None:
+    """Raise UsageError if a class or an owner is written as 1 and as 1.0: it would count as two."""
+    seen: dict[str, str] = {}
+    for cell in cells.columns[name]:
+        if (other := seen.setdefault(canonical(cell), cell)) != cell and "." in other + cell:
+            raise UsageError(
+                f"{cells.path}: column '{name}' has '{other}' and '{cell}', which are the same number: "
+                "expected one way of writing it."
+            )
+
+
+def _check_classes(cells: Cells, name: str) -> None:
+    """Raise UsageError if the classes are measurements: many numbers, some of them with decimals."""
+    different = set(cells.columns[name])
+    numbers = [number_of(cell) for cell in different]
+    if len(different) > MANY and None not in numbers and any(n != int(n) for n in numbers if n is not None):
+        raise UsageError(
+            f"{cells.path}: column '{name}' has {len(different)} different numbers with decimals, too many: "
+            f"expected the column of classes, as in {cells.path}?label=..."
+        )
+
+
 def _is_categorical(cells: Cells, name: str, named: Sequence[str]) -> bool:
     """Whether a column is of categories: it is named so, or all its values are words. UsageError if they are mixed."""
     if name in named:
@@ -164,6 +212,8 @@ def _is_categorical(cells: Cells, name: str, named: Sequence[str]) -> bool:
     known = [cell for cell in cells.columns[name] if not _is_missing(cell)]
     if not known or any(number_of(cell) is not None for cell in known):
         return False
+    if comma := next((cell for cell in known if DECIMAL_COMMA.fullmatch(cell)), ""):
+        raise _comma_error(cells, name, comma)
     different = len(set(known))
     if different > MANY or 2 * different > max(len(known), 10):
         raise UsageError(
@@ -188,6 +238,8 @@ def _numbers(cells: Cells, name: str) -> Array:
     made = []
     for cell, line in zip(cells.columns[name], cells.lines, strict=True):
         value = math.nan if _is_missing(cell) else number_of(cell)
+        if value is None and DECIMAL_COMMA.fullmatch(cell):
+            raise _comma_error(cells, name, cell)
         if value is None or abs(value) > LARGEST:
             raise UsageError(
                 f"{cells.path}: column '{name}' has '{cell}' in row {line}: expected a number; "
@@ -195,3 +247,10 @@ def _numbers(cells: Cells, name: str) -> Array:
             )
         made.append(value)
     return np.array(made, np.float64)
+
+
+def _comma_error(cells: Cells, name: str, cell: str) -> UsageError:
+    return UsageError(
+        f"{cells.path}: column '{name}' has '{cell}': expected numbers with a decimal point and without commas; "
+        f"give ?categorical={name} if the values are categories."
+    )

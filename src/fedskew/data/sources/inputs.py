@@ -25,11 +25,13 @@ class Inputs:
     x: images uint8 [n, h, w, c], vectors float32 [n, ...], or rows as `TableInput` takes them.
     names: what output calls each sample: its file, or its number from 1.
     labels: the classes as they are written, where they are known; None if not.
+    folders: the labels are names of folders, which need not be classes.
     """
 
     x: Array
     names: list[str]
     labels: list[str] | None = None
+    folders: bool = False
 
 
 def read_inputs(text: str, shape: tuple[int, ...], table: Preparation | None, folder: Path | None = None) -> Inputs:
@@ -90,7 +92,7 @@ def _images(folder: Path, shape: tuple[int, ...], options: ImageFolder) -> Input
         x.append(pixels)
     inside = [path.relative_to(folder) for path in files]
     labels = [p.parts[0] for p in inside] if all(len(p.parts) > 1 for p in inside) else None
-    return Inputs(as_images(np.stack(x)), [str(p) for p in inside], labels)
+    return Inputs(as_images(np.stack(x)), [str(p) for p in inside], labels, folders=labels is not None)
 
 
 def _arrays(path: Path) -> Inputs:

@@ -41,6 +41,8 @@ def load(name: str, folder: Path | None = None) -> DataSet:
     >>> data.x_train.shape, data.classes
     ((1437, 8, 8, 1), 10)
     """
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError(f"data {name!r} is invalid: expected the name of a data set, or a path, as text.")
     if name not in SOURCES and is_path(name):
         return load_path(name)
     source = choose("data set", name, SOURCES)

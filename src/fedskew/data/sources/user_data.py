@@ -59,9 +59,9 @@ def is_path(text: str) -> bool:
 
 
 def path_and_options(text: str) -> tuple[Path, dict[str, str]]:
-    """`images/?size=32` as (images/, {"size": "32"})."""
+    """`images/?size=32` as (images/, {"size": "32"}). A plus is a plus: columns may be called HER2+."""
     path, _, query = text.partition("?")
-    return Path(path).expanduser(), dict(parse_qsl(query, keep_blank_values=True))
+    return Path(path).expanduser(), dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
 
 
 def load_path(text: str) -> DataSet:
@@ -166,8 +166,7 @@ def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     sizes, modes = set(), set()
     for path in paths:
         with reading(path), Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"its pixels are of mode {image.mode}, expected 8 bits per channel")
+            _check_depth(image)
             sizes.add(image.size)
             modes.add(image.mode)
     if len(sizes) > 1 and size is None:
@@ -179,9 +178,16 @@ def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     return "L" if modes <= {"L", "1"} else "RGB"
 
 
+def _check_depth(image: Image.Image) -> None:
+    """Raise ValueError for pixels of more than 8 bits: they would be cut off at 255."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"its pixels are of mode {image.mode}, expected 8 bits per channel")
+
+
 def pixels_of(path: Path, mode: str, size: int | None) -> Array:
     """The pixels of an image in a PIL mode, resized to size x size; None leaves its size."""
     with reading(path), Image.open(path) as stored:
+        _check_depth(stored)
         image = stored.convert(mode)
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
@@ -211,11 +217,27 @@ def _items(dataset: Any, part: str) -> Arrays:
     xs: list[Array] = []
     ys: list[int | str] = []
     with reading(f"the {part} dataset"):
+        if not hasattr(dataset, "__len__") or not len(dataset):
+            raise ValueError("it has no length or no samples, expected a map-style data set of pairs (x, y)")
         for i in range(len(dataset)):  # by index: a map-style Dataset need not be iterable
-            x, y = dataset[i]
+            x, y = _pair(dataset[i], i)
             xs.append(_item(x))
-            ys.append(y if isinstance(y, str) else operator.index(y))  # raises for a float, which cannot be a class
+            ys.append(y if isinstance(y, str) else _class(y, i))
         return {f"x_{part}": np.stack(xs), f"y_{part}": np.array(ys)}
+
+
+def _pair(sample: Any, i: int) -> tuple[Any, Any]:
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        what = f"{len(sample)} values" if isinstance(sample, tuple | list) else f"a {type(sample).__name__}"
+        raise ValueError(f"sample {i} is {what}, expected a pair (x, y)")
+    return sample[0], sample[1]
+
+
+def _class(y: Any, i: int) -> int:
+    try:
+        return operator.index(y)
+    except TypeError:
+        raise ValueError(f"the class of sample {i} is a {type(y).__name__}, expected an integer or text") from None
 
 
 def _item(x: Any) -> Array:
