@@ -35,6 +35,13 @@ def test_clients_are_weighted_sample_by_sample() -> None:
     assert_close(weighted_logits(C2, both), weighted_logits(C2, LOGITS).expand(2, 2))
 
 
+def test_weights_are_finite_where_no_client_is_sure_of_a_sample() -> None:
+    """sigmoid(-200) and sigmoid(-300) are 0 in single precision, 0 / 0 is not a number; their ratio is e^100."""
+    logits = tensor([[[-150.0, -50.0], [-160.0, -140.0]]])  # one sample, two clients
+    c = {"s": torch.ones(2), "s_0": torch.zeros(1)}
+    assert_close(weighted_logits(c, logits), tensor([[-150.0, -50.0]]))
+
+
 def test_the_ensemble_on_numbers() -> None:
     """Gate .5 with z_cr (1, 1); with b_0 large the weights are even; the gate has a bias."""
     z_cr, features = torch.ones(1, 2), torch.zeros(1, 3)

@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 from msgspec import Meta
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from fedskew.core.losses import imitation
 from fedskew.core.method import Method, Paper, Update, mean_of, model_of, overlay
@@ -47,8 +47,8 @@ CALIBRATION, ADAM = "calibration", "adam"  # groups of the server's state
 
 def weighted_logits(c: Mapping[str, Tensor], logits: Tensor) -> Tensor:
     """z [n, C] from the clients' logits [n, S, C]."""
-    e = (logits @ c["s"] + c["s_0"]).sigmoid()
-    return ((e / e.sum(1, keepdim=True))[:, None] @ logits)[:, 0]
+    e = logsigmoid(logits @ c["s"] + c["s_0"]).softmax(1)  # sigmoids over their sum, also where all of them are 0
+    return (e[:, None] @ logits)[:, 0]
 
 
 def ensembled(c: Mapping[str, Tensor], logits: Tensor, z_cr: Tensor, features: Tensor) -> Tensor:
