@@ -229,7 +229,8 @@ def about(tasks: Sequence[Task]) -> str:
     ahead = [m for m in federated if counts[m]["win"] > counts[m]["loss"]]
     best = ", ".join(f"{m} ({counts[m]['win']} of {ranked})" for m in ahead[:5])
     more = f" and {len(ahead) - 5} more" if len(ahead) > 5 else ""
-    methods, plural = sum(len(group.methods) for group in found), "" if len(tasks) == 1 else "s"
+    methods = len({method.partition(":")[0] for group in found for method in group.methods})
+    plural = "" if len(tasks) == 1 else "s"
     told = f"ahead of tuned FedAvg more often than behind: {best or 'none'}{more}"
     return f"Heat map of {methods} methods on {len(tasks)} task{plural}; {told}."
 
