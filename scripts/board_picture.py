@@ -34,6 +34,16 @@ COLOURS = {  # of cells and of the text in them, by class: those of the page (bo
 }
 
 
+def short(method: str) -> str:
+    """A method's name; with a star if it has settings of its own, which the last line names.
+
+    >>> short("fedprox"), short("fedprox:mu=0.1")
+    ('fedprox', 'fedprox*')
+    """
+    name, _, settings = method.partition(":")
+    return (name if len(name) <= NAMES else f"{name[: NAMES - 1]}…") + ("*" if settings else "")
+
+
 class Look(NamedTuple):
     """Colours of one version of the picture."""
 
@@ -179,8 +189,7 @@ def _column(pen: Pen, tasks: Sequence[Task], lines: Sequence[tuple[str, Group]],
         if not method:
             pen.text(left, y + 14, group.title, soft=True, size=11.5, more=' font-style="italic"')
         else:
-            name = method if len(method) <= NAMES else f"{method[: NAMES - 1]}…"
-            pen.text(left, y + 14, name, more=' font-weight="600"' if method == BASELINE else "")
+            pen.text(left, y + 14, short(method), more=' font-weight="600"' if method == BASELINE else "")
             for i, task in enumerate(tasks):
                 _draw_cell(pen, cell(task, method, group.own), left + LABEL + CELL * i, y)
         y += LINE
@@ -206,6 +215,8 @@ def _words(tasks: Sequence[Task]) -> Iterator[str]:
         yield f"Striped: not ranked, FedAvg has not converged ({', '.join(open_)})."
     if partial := [task.name for task in tasks if task.missing]:
         yield f"Dotted: not finished ({', '.join(partial)})."
+    if starred := [method for group in groups(tasks) for method in group.methods if ":" in method]:
+        yield f"* not the default: {', '.join(starred)}"
     if any(group.own for group in groups(tasks)):
         yield "Own models only: accuracy at the clients, over FedAvg's model there."
 
@@ -218,7 +229,8 @@ def about(tasks: Sequence[Task]) -> str:
     ahead = [m for m in federated if counts[m]["win"] > counts[m]["loss"]]
     best = ", ".join(f"{m} ({counts[m]['win']} of {ranked})" for m in ahead[:5])
     more = f" and {len(ahead) - 5} more" if len(ahead) > 5 else ""
-    methods, plural = sum(len(group.methods) for group in found), "" if len(tasks) == 1 else "s"
+    methods = len({method.partition(":")[0] for group in found for method in group.methods})
+    plural = "" if len(tasks) == 1 else "s"
     told = f"ahead of tuned FedAvg more often than behind: {best or 'none'}{more}"
     return f"Heat map of {methods} methods on {len(tasks)} task{plural}; {told}."
 

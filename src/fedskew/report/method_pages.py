@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedskew.evaluation.figures import FIGURES
+from fedskew.evaluation.figures import FIGURES, bytes_text
 from fedskew.methods import REGISTRY
 from fedskew.report.leaks import ALWAYS, leaks_of
 from fedskew.report.method_docs import COLUMNS, MethodEntry, entry, footnote, needs, numbers, row, weaknesses
@@ -104,10 +104,34 @@ def method_page(one: MethodEntry, tasks: list[Task]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def short_size(count: int) -> str:
+    """Bytes beyond FedAvg's in few letters that stay on one line; a dash for 0.
+
+    >>> short_size(0), short_size(-10280), short_size(5263440)
+    ('-', '-10.3\\xa0kB', '+5.3\\xa0MB')
+    """
+    return f"{'+' if count > 0 else '-'}{bytes_text(abs(count))}".replace(" ", "\xa0") if count else "-"
+
+
+def overview_row(one: MethodEntry) -> list[str]:
+    """The cells of a method in docs/methods.md, in the order of COLUMNS."""
+    up = [short_size(one.up)] if one.up or not one.once else []
+    up += [f"{short_size(size)} once" for size in one.once.values()]
+    sizes = [short_size(one.down), ", ".join(up), short_size(sum(one.keeps.values())).lstrip("+")]
+    name, summary, *_, models, public, sees = row(one)
+    return [f"[{name}](methods/{name}.md)", summary, *sizes, models, public, sees]
+
+
 def overview(entries: list[MethodEntry]) -> str:
     """The text of docs/methods.md."""
-    rows = [[f"[{one.name}](methods/{one.name}.md)", *row(one)[1:]] for one in entries]
-    lines = [GENERATED.replace("method's", "methods'"), "", "# Methods", "", *table(COLUMNS, rows), "", footnote(), ""]
+    rows = [overview_row(one) for one in entries]
+    lines = [GENERATED.replace("method's", "methods'"), "", "# Methods", ""]
+    lines += [
+        f"The columns down, up and a client keeps: {footnote()[0].lower()}{footnote()[1:]}",
+        "",
+        *table(COLUMNS, rows),
+        "",
+    ]
     lines += [f"What leaves a site is on the page of each method. {ALWAYS} See [privacy](privacy.md).", ""]
     lines += ["Each method's default beside FedAvg on small nets and skewed splits:"]
     return "\n".join([*lines, "[results/soundness](../results/soundness/README.md).\n"])

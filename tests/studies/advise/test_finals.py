@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedskew.studies.advise.advice import open_lead
+from fedskew.studies.advise.advice import open_lead, too_little
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.finals import MOST, Finals, run_finals, seeds_after
 from fedskew.studies.advise.goal import Goal
@@ -55,7 +55,7 @@ def made(candidate: Candidate, seed: int, value: float) -> Score:
     return Score(method=candidate.method, lr=candidate.lr, seed=seed, rounds=10, value=value)
 
 
-def final(draw: Draw, seeds: int, first: tuple[int, ...] = FIRST, more: bool = True) -> tuple[Verdict, Finals, Drawn]:
+def final(draw: Draw, seeds: float, first: tuple[int, ...] = FIRST, more: bool = True) -> tuple[Verdict, Finals, Drawn]:
     """The final of six methods with a budget for so many seeds of all."""
     candidates = [Candidate(name, 0.1) for name in METHODS]
     raced = {c: [made(c, 1000, 0.5), made(c, 1001, 0.5)] for c in candidates}
@@ -188,3 +188,12 @@ def test_training_alone_and_fine_tuning_are_in_the_final_though_the_race_left_th
     scorer = Drawn(noise(0), 10_000)
     found = run_finals(cast(Scorer, scorer), Race([first], raced, {}), 10, FIRST)
     assert list(found.scores) == [fedavg, high, prox]
+
+
+def test_too_small_a_budget_says_what_would_be_enough() -> None:
+    """Three seeds of two methods, 11 rounds each with their evaluation, are 66 rounds, and 0.4 of a budget: 165."""
+    _, found, scorer = final(noise(0), 0.5)
+    assert len(found.seeds) < 3
+    (note,) = too_little(found, scorer.budget)
+    assert note.startswith("About 165 rounds should be enough")
+    assert too_little(final(noise(0), 5)[1], scorer.budget) == []

@@ -146,6 +146,7 @@ def make_advice(
             *([rises] if rises else []),
             *profile.notes,
             *open_lead(verdict, finals, goal.figure, names),
+            *too_little(finals, budget),
         ],
         warnings=warnings(finals, chosen),
         spent=f"{budget.text(budget.spent)} of {budget.text(budget.limit)}",
@@ -256,6 +257,16 @@ def open_lead(verdict: Verdict, finals: Finals, figure: Figure, names: Mapping[s
             f"give a larger budget, with --seeds 0-{seeds - 1}."
         )
     return found
+
+
+def too_little(finals: Finals, budget: Budget) -> list[str]:
+    """What would be enough, if the budget was not even enough to compare two methods; else empty."""
+    if len(finals.seeds) >= FEWEST and len(finals.scores) > 1:
+        return []
+    return [
+        f"About {budget.text(finals.enough)} should be enough to compare FedAvg with another method; less with fewer "
+        "--rounds, or with fewer clients a round (--clients-per-round)."
+    ]
 
 
 def warnings(finals: Finals, chosen: Candidate) -> list[str]:

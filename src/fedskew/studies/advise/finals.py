@@ -20,7 +20,7 @@ from fedskew.experiment.run_directory import read_run
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.studies.advise.budget import BudgetUsed
 from fedskew.studies.advise.promotion import mean_value
-from fedskew.studies.advise.race import Race
+from fedskew.studies.advise.race import RACE_SHARE, Race
 from fedskew.studies.advise.scoring import RACE_SEEDS, Candidate, Score, Scorer
 from fedskew.studies.advise.verdict import decide, seeds_to_tell
 from fedskew.studies.ranking import FEWEST
@@ -38,6 +38,7 @@ class Finals:
     scores: dict[Candidate, dict[int, Score]]  # by seed; FedAvg first
     wanted: int  # seeds that all candidates were to have at first
     left_out: dict[str, str]  # leaders of the race that the budget did not allow
+    enough: float = 0.0  # about the budget that a race and a final of two methods with three seeds need
 
     @property
     def seeds(self) -> list[int]:
@@ -119,7 +120,9 @@ def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], mo
         fits = (n for n in allowed if cost(chosen, [*seeds, *more[:n]]) <= scorer.budget.left)
         scorer.state.more = next(fits, 0)
         scorer.save()
-    finals = Finals({candidate: {} for candidate in chosen}, len(seeds), _too_many(everyone, chosen))
+    least = FEWEST * sum(scorer.budget.cost(rounds + 1, scorer.seconds(c)) for c in chosen[:2])
+    enough = max(least / (1 - RACE_SHARE), 2 * scorer.budget.limit)
+    finals = Finals({candidate: {} for candidate in chosen}, len(seeds), _too_many(everyone, chosen), enough)
     _run_seeds(scorer, finals, rounds, seeds)
     further = more[: scorer.state.more]
     if len(finals.seeds) == len(seeds) and further and _is_open(scorer, finals, len(seeds) + len(further)):
