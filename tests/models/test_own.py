@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedskew
 from fedskew.core.settings import UsageError
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
@@ -73,3 +74,23 @@ def test_a_torch_module_needs_no_head_to_be_named() -> None:
 
 def test_our_own_nets_are_no_users_nets() -> None:
     assert own_net_text("mlp:hidden=16") is None
+
+
+@pytest.mark.parametrize("step", ["fast", "plain"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox:mu=0.1", "scaffold"])
+def test_layers_that_the_user_froze_do_not_train(method: Any, step: Any) -> None:
+    """A pretrained body, say. The rest trains; batch norm keeps its statistics if the whole body is frozen."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10))
+    for frozen, moved in ((range(1, 5), {"head."}), (range(1, 2), {"body.2", "body.4", "head."})):
+        for i, layer in enumerate(net):
+            layer.requires_grad_(i not in frozen)
+        experiment = fedskew.Experiment(method=method, model=net, split="iid:clients=2", rounds=1, step=step)
+        run = fedskew.run(experiment)
+        (record,) = run
+        before = run.assembled.world.initial["parameters"]
+        changed = {name for name, t in record.server["parameters"].items() if not torch.equal(t, before[name])}
+        assert {name[:6] if name.startswith("body") else name[:5] for name in changed} == moved
+        statistics = run.assembled.world.initial["buffers"]["body.2.running_mean"]
+        same = torch.equal(record.server["buffers"]["body.2.running_mean"], statistics)
+        assert same == (moved == {"head."})
