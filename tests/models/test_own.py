@@ -94,3 +94,38 @@ def test_layers_that_the_user_froze_do_not_train(method: Any, step: Any) -> None
         statistics = run.assembled.world.initial["buffers"]["body.2.running_mean"]
         same = torch.equal(record.server["buffers"]["body.2.running_mean"], statistics)
         assert same == (moved == {"head."})
+
+
+class Ends(nn.Module):
+    """A net of two layers, listed in any order, and something after the last one."""
+
+    def __init__(self, end: Any = None, *, turned: bool = False) -> None:
+        super().__init__()
+        layers = {"hidden": nn.Linear(64, 10), "out": nn.Linear(10, 10)}
+        for name in sorted(layers, reverse=turned):
+            setattr(self, name, layers[name])
+        self.end = end
+
+    def forward(self, x: Any) -> Any:
+        made = self.out(self.hidden(x.flatten(1)).relu())
+        return made if self.end is None else self.end(made)
+
+
+@pytest.mark.parametrize("end", [nn.LogSoftmax(1), nn.Softmax(1), lambda z: 3 * z, lambda z: z.clamp(min=0)])
+def test_a_net_that_does_something_after_its_last_layer_is_refused(end: Any) -> None:
+    """It would be computed before that layer, on features: another net, which learned nothing with a log-softmax."""
+    with pytest.raises(UsageError, match="the model's output is not that of its layer 'out'"):
+        assemble(Experiment(model=Ends(end)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_head_is_the_layer_that_is_called_last_whatever_the_order_of_the_list(turned: bool) -> None:
+    run = fedskew.run(Experiment(model=Ends(turned=turned), split="iid:clients=2", rounds=1))
+    assert run.assembled.world.net.head_name == "out"
+    assert len(list(run)) == 1
+
+
+def test_a_lazy_net_is_refused() -> None:
+    """Its values would be drawn at the first use, in each process others."""
+    with pytest.raises(UsageError, match="lazy layers"):
+        assemble(Experiment(model=nn.Sequential(nn.Flatten(), nn.LazyLinear(10))))
