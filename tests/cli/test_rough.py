@@ -87,6 +87,13 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_no_draft(
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
 
 
+def test_a_place_that_cannot_be_written_is_one_sentence(fedskew: Any) -> None:
+    Path("file").write_text("")
+    said = fedskew("embed", "--data", "digits", "--model", "linear", "--out", "file/features.npz")
+    assert (said.code, len(said.err.splitlines())) == (2, 1)
+    assert "file/features.npz.part cannot be used: Not a directory." in said.err
+
+
 def test_a_report_on_a_full_disk_leaves_nothing_behind(fedskew: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fedskew("run", "--out", "run", *FEW).code == 0
     monkeypatch.setattr("fedskew.core.files.os.fsync", full_after(0))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedskew
 from fedskew.core.settings import UsageError
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
@@ -73,3 +74,58 @@ def test_a_torch_module_needs_no_head_to_be_named() -> None:
 
 def test_our_own_nets_are_no_users_nets() -> None:
     assert own_net_text("mlp:hidden=16") is None
+
+
+@pytest.mark.parametrize("step", ["fast", "plain"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox:mu=0.1", "scaffold"])
+def test_layers_that_the_user_froze_do_not_train(method: Any, step: Any) -> None:
+    """A pretrained body, say. The rest trains; batch norm keeps its statistics if the whole body is frozen."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 10))
+    for frozen, moved in ((range(1, 5), {"head."}), (range(1, 2), {"body.2", "body.4", "head."})):
+        for i, layer in enumerate(net):
+            layer.requires_grad_(i not in frozen)
+        experiment = fedskew.Experiment(method=method, model=net, split="iid:clients=2", rounds=1, step=step)
+        run = fedskew.run(experiment)
+        (record,) = run
+        before = run.assembled.world.initial["parameters"]
+        changed = {name for name, t in record.server["parameters"].items() if not torch.equal(t, before[name])}
+        assert {name[:6] if name.startswith("body") else name[:5] for name in changed} == moved
+        statistics = run.assembled.world.initial["buffers"]["body.2.running_mean"]
+        same = torch.equal(record.server["buffers"]["body.2.running_mean"], statistics)
+        assert same == (moved == {"head."})
+
+
+class Ends(nn.Module):
+    """A net of two layers, listed in any order, and something after the last one."""
+
+    def __init__(self, end: Any = None, *, turned: bool = False) -> None:
+        super().__init__()
+        layers = {"hidden": nn.Linear(64, 10), "out": nn.Linear(10, 10)}
+        for name in sorted(layers, reverse=turned):
+            setattr(self, name, layers[name])
+        self.end = end
+
+    def forward(self, x: Any) -> Any:
+        made = self.out(self.hidden(x.flatten(1)).relu())
+        return made if self.end is None else self.end(made)
+
+
+@pytest.mark.parametrize("end", [nn.LogSoftmax(1), nn.Softmax(1), lambda z: 3 * z, lambda z: z.clamp(min=0)])
+def test_a_net_that_does_something_after_its_last_layer_is_refused(end: Any) -> None:
+    """It would be computed before that layer, on features: another net, which learned nothing with a log-softmax."""
+    with pytest.raises(UsageError, match="the model's output is not that of its layer 'out'"):
+        assemble(Experiment(model=Ends(end)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_head_is_the_layer_that_is_called_last_whatever_the_order_of_the_list(turned: bool) -> None:
+    run = fedskew.run(Experiment(model=Ends(turned=turned), split="iid:clients=2", rounds=1))
+    assert run.assembled.world.net.head_name == "out"
+    assert len(list(run)) == 1
+
+
+def test_a_lazy_net_is_refused() -> None:
+    """Its values would be drawn at the first use, in each process others."""
+    with pytest.raises(UsageError, match="lazy layers"):
+        assemble(Experiment(model=nn.Sequential(nn.Flatten(), nn.LazyLinear(10))))

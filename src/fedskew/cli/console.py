@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PAGE = 400  # columns if the output is not a terminal: wide enough that tables need not be folded
 NAME = 40  # letters of a table's first column that are not folded
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 REMEDY = "Resuming would only diverge again; start again with a smaller training.lr, or with training.clip."
 INTERVAL = 5.0  # seconds between lines of progress if the output is not a terminal
 

@@ -15,7 +15,7 @@ import typer
 
 from fedskew import __version__
 from fedskew.cli import advise, board, check, deploy, listings, operations, run, studies, use, watch
-from fedskew.cli.console import DISK_FULL, disk_full, exit_with
+from fedskew.cli.console import DISK_FULL, NO_ACCESS, disk_full, exit_with
 from fedskew.core.settings import UsageError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -70,6 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         raise SystemExit(1) from None
     except OSError as error:
+        if error.errno in NO_ACCESS and error.filename:  # of the user's machine, and nothing that code could do about
+            exit_with(f"{error.filename} cannot be used: {error.strerror}.", 2)
         if error.errno not in DISK_FULL:
             raise
         exit_with(f"{disk_full(error)}.", 4)

@@ -44,14 +44,16 @@ def fit(
     """Minimise `loss` over the site's data, from the model in `site.net`, which then holds the trained one.
 
     `loss(net, x, y)` returns a scalar. Only parameters whose names start with `train` move ("" is all of them,
-    "head." the classifier). A part (body, head) in which nothing moves runs in evaluation mode, so its batch-norm
-    statistics stay too, unless `move_statistics` is true. `epochs` or `steps` (batches) override the length that
-    the settings give; 0 trains nothing. `training` overrides the site's settings. Momentum starts at zero.
+    "head." the classifier), and none that were frozen in a user's own net. A part (body, head) in which nothing moves
+    runs in evaluation mode, so its batch-norm statistics stay too, unless `move_statistics` is true. `epochs` or
+    `steps` (batches) override the length that the settings give; 0 trains nothing. `training` overrides the site's
+    settings. Momentum starts at zero.
     """
     net, training = site.net, training or site.training
     index = module_index(net)
+    fixed = getattr(net, "fixed", ())
     for name, parameter in index.parameters:
-        if parameter.requires_grad != name.startswith(train):
+        if parameter.requires_grad != (name.startswith(train) and name not in fixed):
             parameter.requires_grad_(not parameter.requires_grad)
     set_mode(index.layers, True)
     for layers, parameters in index.parts:
@@ -65,7 +67,8 @@ def fit(
     else:
         descent = PlainDescent(net, training)
     half = training.precision == "bf16"
-    by_hand = site.fast and type(net) is Net and loss is plain and not train and site.device == "cpu" and not half
+    by_hand = site.fast and type(net) is Net and loss is plain and not (train or fixed) and site.device == "cpu"
+    by_hand = by_hand and not half
     chain = chain_of(net, net.body, net.head) if by_hand else None
     done, total, seed = 0, 0.0, int(torch.randint(1 << 62, (), generator=site.rng))
     stream = batches(site, training, epochs=epochs, steps=steps)

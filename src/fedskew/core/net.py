@@ -29,6 +29,7 @@ class Net(nn.Module):
     """
 
     head_name = ""  # of a net that `wrap` made: the name of the head in the user's module
+    fixed: frozenset[str] = frozenset()  # likewise: parameters that the user froze, which never train
 
     def __init__(self, body: nn.Module, head: nn.Module, features: int) -> None:
         super().__init__()

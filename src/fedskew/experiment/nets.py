@@ -16,7 +16,7 @@ from fedskew.data.dataset import DataSet
 from fedskew.experiment.config import Experiment
 from fedskew.models import build as build_net
 from fedskew.models import wrap
-from fedskew.models.own import build_own, find_head, own_net_text
+from fedskew.models.own import build_own, own_net_text, wrapped
 from fedskew.models.quick import own_net
 
 
@@ -39,8 +39,8 @@ def net_maker(experiment: Experiment, data: DataSet) -> Callable[[], Any]:
         text = model_text(experiment.model, data.shape)
         make = net_builder(text, data.shape, data.classes, experiment.seed, experiment.step == "fast", experiment.head)
     else:
-        wrapped = partial(wrap, experiment.model, experiment.head or find_head(experiment.model, data.classes))
-        make = partial(own_net, wrapped, data.shape, experiment.step == "fast")
+        head = wrapped(experiment.model, experiment.head, data.shape, data.classes).head_name
+        make = partial(own_net, partial(wrap, experiment.model, head), data.shape, experiment.step == "fast")
     net = make()
     if not isinstance(experiment.model, str) or own_net_text(experiment.model):
         check_outputs(net, data)

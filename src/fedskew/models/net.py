@@ -46,6 +46,8 @@ def wrap(module: nn.Module, head: str) -> Net:
     head: the name of its last layer, such as "fc" or "classifier.3", which must be Linear or begin with a Linear.
         The body is everything before it.
 
+    Parameters that do not require gradients, as of a pretrained body, stay as they are when the net trains.
+
     >>> net = wrap(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), head="3")
     >>> net.features, net.head
     (5, Linear(in_features=5, out_features=3, bias=True))
@@ -65,6 +67,7 @@ def wrap(module: nn.Module, head: str) -> Net:
     setattr(owner, last, nn.Identity())
     net = Net(body, layer, inner[0].in_features)
     net.head_name = head
+    net.fixed = frozenset(name for name, parameter in net.named_parameters() if not parameter.requires_grad)
     return net
 
 

@@ -7,16 +7,18 @@ a module. `shape` is that of one input without the batch. Options of the text fo
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.core import user_code
 from fedskew.core.net import Net, Shape
 from fedskew.core.settings import UsageError, parse
 from fedskew.models.net import wrap
+from fedskew.models.quick import TOLERANCE, outputs_of, probe
 
 GROUP = "fedskew.models"
 
@@ -60,7 +62,32 @@ def build_own(name: str, shape: Shape, classes: int, *, seed: int, head: str = "
         raise UsageError(f"model '{name}' is a module, which takes no options, got {', '.join(options)}.")
     if not isinstance(made, nn.Module):
         raise UsageError(f"model '{name}' gives a {type(made).__name__}: expected a torch.nn.Module.")
-    return made if isinstance(made, Net) else wrap(made, head or find_head(made, classes))
+    return made if isinstance(made, Net) else wrapped(made, head, shape, classes)
+
+
+def wrapped(module: nn.Module, head: str, shape: Shape, classes: int) -> Net:
+    """A `Net` that computes what a user's module does. `head` names its last layer; "" finds it.
+
+    UsageError if that is impossible: a softmax after the last layer would become a part of the body, before the head.
+    """
+    if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in module.parameters()):
+        raise UsageError("the model has lazy layers, whose sizes are not known: expected layers with all sizes given.")
+    head = head or find_head(module, classes, shape)
+    net, x = wrap(module, head), probe(shape)
+    wanted = None if any(p.is_meta for p in net.parameters()) else outputs_of(module, x)
+    if wanted is not None and wanted.isfinite().all() and not _close(outputs_of(net, x), wanted):
+        raise UsageError(
+            f"the model's output is not that of its layer '{head}': expected a net that ends with this layer; "
+            "leave out a softmax or anything else that follows it (losses take logits), or name another head."
+        )
+    return net
+
+
+def _close(found: Tensor | None, wanted: Tensor) -> bool:
+    """Whether outputs are the same but for rounding."""
+    if found is None or found.shape != wanted.shape:
+        return False
+    return bool((found - wanted).abs().max() <= TOLERANCE * wanted.abs().max())
 
 
 def called(maker: Any, name: str, shape: Shape, classes: int, seed: int, options: dict[str, Any]) -> Any:
@@ -81,8 +108,18 @@ def called(maker: Any, name: str, shape: Shape, classes: int, seed: int, options
             raise UsageError(f"model '{name}' failed for shape {shape}: {type(error).__name__}: {problem}.") from error
 
 
-def find_head(module: nn.Module, classes: int) -> str:
-    """The name of the module's last Linear layer, which must have an output for each class."""
+def find_head(module: nn.Module, classes: int, shape: Shape | None = None) -> str:
+    """The name of the module's last Linear layer, which must have an output for each class.
+
+    Last is the one whose output is the module's, for inputs of `shape`; without such a layer, or a shape, the last one
+    that is listed.
+    """
+    if (
+        shape is not None
+        and (name := last_called(module, shape))
+        and module.get_submodule(name).out_features >= classes
+    ):
+        return name
     linear: list[tuple[str, nn.Linear]] = [
         (name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
     ]
@@ -93,3 +130,17 @@ def find_head(module: nn.Module, classes: int) -> str:
         f"the model's last Linear layer is not one with {classes} outputs, one for each class; name its head. "
         f"Linear layers: {known}."
     )
+
+
+def last_called(module: nn.Module, shape: Shape) -> str:
+    """The name of the Linear layer that computes the module's output; "" if there is none, or the module fails."""
+    copied, made = copy.deepcopy(module), dict[str, Any]()
+    for name, layer in copied.named_modules():
+        if name and isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda layer, inputs, output, name=name: made.update({name: output}))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = copied.eval()(probe(shape))
+    except Exception:  # the net is the user's: it may raise anything; `check_outputs` reports what it does
+        return ""
+    return next((name for name, found in made.items() if found is output), "")

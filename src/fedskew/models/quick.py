@@ -71,11 +71,12 @@ def probe(shape: Shape) -> Tensor:
     return torch.randn(2, *shape, generator=seeded(0))
 
 
-def outputs_of(net: Net, x: Tensor) -> Tensor | None:
+def outputs_of(net: nn.Module, x: Tensor) -> Tensor | None:
     """What the net computes in evaluation mode, with the layers of a training step; None if it fails."""
     modes = [(layer, layer.training) for layer in net.modules()]
     try:
         with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)  # a net that draws in evaluation mode, too, draws the same
             made: Tensor = net.eval()(x).detach()
     except Exception:  # the net is the user's: it may raise anything; `check_outputs` reports what it does
         return None

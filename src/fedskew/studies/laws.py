@@ -151,8 +151,10 @@ def clients_may_be_absent(subject: Subject) -> str:
     return ""
 
 
-def small_clients_work(subject: Subject) -> str:
+def small_clients_work(subject: Subject) -> str | None:
     """It works with clients of one class and with clients of one or two samples, and stays finite."""
+    if subject.method.pooled:
+        return None  # one client has the samples of all
     for split, words in ((ONE_CLASS, "clients of one class"), (FEW, "clients of one or two samples")):
         world = subject.world(split=split, rounds=1)
         try:
