@@ -1,11 +1,13 @@
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fedskew.core import files
 from fedskew.core.files import sha256
-from fedskew.federation.store import Damaged, Store, Version
+from fedskew.federation.store import Damaged, Store, Version, memory_for_states
 
 
 def test_what_is_staged_counts_only_when_committed() -> None:
@@ -184,3 +186,29 @@ def test_without_a_folder_only_the_newest_version_is_held() -> None:
         store.stage(0, round, bytes(100))
         store.commit([0])
     assert store.size == 100
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"),
+    [("8589934592\n", 512 << 20), ("1073741824\n", 256 << 20), ("274877906944\n", None), ("max\n", None)],
+)
+def test_memory_for_states_is_a_sixteenth_of_a_containers_limit_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, share: int | None
+) -> None:
+    """A container of 8 GB: 512 MB. One of 1 GB: 256 MB. A limit above the machine's memory, or none: the machine's."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": (16 << 30) // 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__, raising=False)
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(files, "CONTAINER_LIMITS", (tmp_path / "memory.max", tmp_path / "missing"))
+    assert memory_for_states() == (share or 1 << 30)
+    assert Store().memory == memory_for_states()
+
+
+def test_memory_for_states_is_bounded_on_a_large_machine_and_where_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "CONTAINER_LIMITS", ())
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 20, raising=False)  # a terabyte
+    assert memory_for_states() == 2 << 30
+    monkeypatch.delattr(os, "sysconf")
+    assert memory_for_states() == 256 << 20

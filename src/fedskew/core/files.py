@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and their checksums."""
+"""Files written whole or not at all, and their checksums; temporary folders; how much memory there is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 PREFIX = "fedskew-"  # of the names of temporary folders
 
 
@@ -58,3 +59,14 @@ def _is_orphan(folder: Path) -> bool:
     except OSError:  # the process exists and belongs to another user
         pass
     return False
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or less in a container; 0 if that is unknown."""
+    if not hasattr(os, "sysconf"):  # not on Windows
+        return 0
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for limit in CONTAINER_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            sizes.append(int(limit.read_text()))
+    return max(0, min(sizes))

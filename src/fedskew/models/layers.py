@@ -90,9 +90,9 @@ class ConvPool(nn.Conv2d):
             return F.relu(max_pool(super().forward(x)))
         x = x.contiguous().view(x.shape)  # one channel in channels_last counts as contiguous; the view resets strides
         weight = self.weight.contiguous()
-        if self._phased(len(x)):
+        if self._phased(x.shape[0]):
             return cast(Tensor, _PhasedConvPool.apply(x, weight, self.bias, self.padding))  # type: ignore[no-untyped-call]
-        if len(x) <= SMALL:
+        if x.shape[0] <= SMALL:
             y = aten.thnn_conv2d(x, weight, self.kernel_size, self.bias, self.stride, self.padding)
         else:
             y = F.conv2d(x, weight, self.bias, self.stride, self.padding)
@@ -103,10 +103,10 @@ class ConvPool(nn.Conv2d):
         weight = self.weight
         if self.narrow:
             x, weight = x.contiguous().view(x.shape), weight.contiguous()
-            if self._phased(len(x)):
+            if self._phased(x.shape[0]):
                 pooled, saved = _phased_forward(x, weight, cast(Tensor, self.bias), self.padding)
                 return pooled, ("phased", saved)
-        if self.narrow and len(x) <= SMALL:
+        if self.narrow and x.shape[0] <= SMALL:
             kind = "native"
             y = aten._slow_conv2d_forward(x, weight, self.kernel_size, self.bias, self.stride, self.padding)
         else:
@@ -184,11 +184,11 @@ def _phased_forward(x: Tensor, weight: Tensor, bias: Tensor, padding: Any) -> tu
     columns = None
     if inputs == 1:
         columns, size = _columns(x, k + 1, padding)
-        y = torch.bmm(kernels.view(1, 4 * outputs, -1).expand(len(x), -1, -1), columns)
+        y = torch.bmm(kernels.view(1, 4 * outputs, -1).expand(x.shape[0], -1, -1), columns)
     else:
         y = torch.conv2d(x, kernels, None, 2, padding)
         size = y.shape[2:]
-    y = y.view(len(x), 2, 2, outputs, *size)
+    y = y.view(x.shape[0], 2, 2, outputs, *size)
     left, right = y.unbind(2)
     top, bottom = torch.maximum(left, right).unbind(1)
     pooled = torch.maximum(top, bottom).add_(bias[:, None, None]).relu_()
@@ -203,7 +203,7 @@ def _columns(x: Tensor, k: int, padding: Any) -> tuple[Tensor, Sequence[int]]:
     if any(padding):
         x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
     where, size = _column_index(x.shape[2], x.shape[3], k)
-    return x.flatten(1).index_select(1, where.to(x.device)).view(len(x), k * k, -1), size
+    return x.flatten(1).index_select(1, where.to(x.device)).view(x.shape[0], k * k, -1), size
 
 
 @lru_cache(maxsize=32)

@@ -22,7 +22,7 @@ from fedskew.evaluation.scores import SMALL, ClientScore, score_of
 from fedskew.federation.loop import run
 from fedskew.federation.simulate.faults import parse_faults
 from fedskew.federation.simulate.jobs import Job, Trained
-from fedskew.federation.simulate.processes import DEPTH, Worker, Workers
+from fedskew.federation.simulate.processes import DEPTH, LENT, Worker, Workers
 from fedskew.federation.simulate.shared_memory import SlotFiles, make_shared_folder, remove_shared_folder
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.simulate.window import Window
@@ -186,9 +186,9 @@ def test_workers_send_predictions_and_counts_as_they_are() -> None:
 
 @pytest.mark.usefixtures("quick_workers")
 def test_updates_that_are_kept_stay_as_they_were_and_their_slots_come_back() -> None:
-    """All 40 updates are kept, many more than the workers have slots."""
-    world = digits(FedAvg(), split="iid:clients=40")
-    jobs = [Job("train", 0, "train", client) for client in range(40)]
+    """All 80 updates are kept, many more than the workers have slots."""
+    world = digits(FedAvg(), split="iid:clients=80")
+    jobs = [Job("train", 0, "train", client) for client in range(80)]
     with Simulation(world, workers=2) as simulation:
         pool = simulation.pool
         assert isinstance(pool, Workers)
@@ -199,4 +199,4 @@ def test_updates_that_are_kept_stay_as_they_were_and_their_slots_come_back() -> 
             assert digest(update.payload) == digest(alone.payload)
         assert any(worker.lent for worker in pool.workers)
         del update, kept
-        assert [(worker.lent, len(worker.slots)) for worker in pool.workers] == [(0, 2 * DEPTH)] * 2
+        assert [(worker.lent, len(worker.slots)) for worker in pool.workers] == [(0, LENT + DEPTH)] * 2

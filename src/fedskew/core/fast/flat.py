@@ -26,6 +26,7 @@ class Flat:
         self.values = like.new_empty(sum(p.numel() for p in parameters))
         self.grads = torch.zeros_like(self.values)
         self.plain = all(p.data.is_contiguous() for p in parameters)  # whether entries lie as in `Tensors.flat`
+        self.known: dict[tuple[bool, ...], list[tuple[Tensor, Tensor]]] = {}  # `runs` by which parameters train
         start = 0
         for p in parameters:
             old = p.data if p.data.is_contiguous(memory_format=torch.channels_last) else p.data.contiguous()
@@ -61,6 +62,12 @@ class Flat:
 
     def runs(self, net: nn.Module) -> list[tuple[Tensor, Tensor]]:
         """(values, gradients) of each contiguous run of parameters that train."""
+        which = tuple(p.requires_grad for _, p in module_index(net).parameters)
+        if which not in self.known:
+            self.known[which] = self._find_runs(net)
+        return self.known[which]
+
+    def _find_runs(self, net: nn.Module) -> list[tuple[Tensor, Tensor]]:
         spans: list[list[int]] = []
         start = 0
         for _, p in module_index(net).parameters:

@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl
 import msgspec
 import numpy as np
 import torch
-from PIL import Image
 
 from fedskew.core.settings import UsageError, build
 from fedskew.data.dataset import (
@@ -163,6 +162,8 @@ def _images_and_labels(folder: Path) -> list[tuple[Path, str]]:
 
 def _common_mode(paths: list[Path], size: int | None, folder: Path) -> str:
     """The PIL mode for all images: L if all are grey, else RGB. Raises if their sizes differ and `size` is None."""
+    from PIL import Image  # here, because only images need it
+
     sizes, modes = set(), set()
     for path in paths:
         with reading(path), Image.open(path) as image:
@@ -186,6 +187,8 @@ def _check_depth(image: Image.Image) -> None:
 
 def pixels_of(path: Path, mode: str, size: int | None) -> Array:
     """The pixels of an image in a PIL mode, resized to size x size; None leaves its size."""
+    from PIL import Image  # here, because only images need it
+
     with reading(path), Image.open(path) as stored:
         _check_depth(stored)
         image = stored.convert(mode)
@@ -241,6 +244,8 @@ def _class(y: Any, i: int) -> int:
 
 
 def _item(x: Any) -> Array:
+    from PIL import Image  # here, because only images need it
+
     if isinstance(x, Image.Image):
         return np.asarray(x if x.mode in ("L", "RGB") else x.convert("RGB"))
     if isinstance(x, torch.Tensor):

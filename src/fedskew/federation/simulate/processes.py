@@ -34,12 +34,13 @@ from fedskew.federation.simulate.shared_memory import (
     share,
 )
 from fedskew.federation.simulate.window import ATTEMPTS, MAX_WAITING_BYTES, Window
-from fedskew.federation.simulate.worker import aligned, pack, read_result, serve, unpack
+from fedskew.federation.simulate.worker import aligned, keep_freed_memory, pack, read_result, serve, unpack
 from fedskew.federation.store import Blob
 from fedskew.federation.wire import decode, encode_into, size_in_bytes
 from fedskew.federation.world import World
 
 DEPTH = 6  # jobs a worker holds at a time: one running, the others waiting in its pipe
+LENT = 3 * DEPTH  # updates of a worker that are read where it wrote them, at a time
 MAX_NAP = 0.05  # seconds: the longest pause that lets results of small clients accumulate
 MAX_FAILED_STARTS = 3  # worker processes in a row that may die before they are ready
 
@@ -87,6 +88,7 @@ class Workers:
         self.folder = make_shared_folder(size_in_bytes(payload))
         self.world = replace(world.with_arrays(share(self.folder / "world", payload)["arrays"]), cores=count)
         self.empty_world = world.without_arrays()  # pickled for every worker
+        keep_freed_memory()  # client states come and go
         self.workers: list[Worker] = []
         self.results = SharedReader(self.folder)
         self.broadcast_file: tuple[str, memoryview] = ("", memoryview(b""))
@@ -117,7 +119,7 @@ class Workers:
             ) from None
         theirs.close()
         states = SlotFiles(self.folder, f"state-{number}")
-        return Worker(number, process, mine, list(range(2 * DEPTH)), states)
+        return Worker(number, process, mine, list(range(LENT + DEPTH)), states)
 
     def map(self, jobs: Sequence[Job], broadcast: Payload, state: Callable[[int], Blob]) -> Iterator[Result]:
         """Perform the jobs; yields results in the order of the jobs. `state(client)` is a client's state, or b""."""
@@ -258,7 +260,7 @@ class Workers:
 
         If so many slots are lent that the worker could run out of them, it is copied, and the slot is free at once.
         """
-        if worker.lent >= DEPTH:
+        if worker.lent >= LENT:
             worker.slots.append(slot)
             return decode(self.results.read(name, size))
 

@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
-            libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            libc.mallopt(-3, 1 << 30) or libc.mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD; glibc before 2.35 has a limit
             libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
