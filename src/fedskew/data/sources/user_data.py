@@ -10,7 +10,7 @@ import operator
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -33,6 +33,9 @@ from fedskew.data.dataset import (
 )
 from fedskew.data.sources.csv import Columns, read_table
 from fedskew.data.sources.formats import check_arrays, read_npz, reading
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 TABLES = (".csv", ".tsv")
