@@ -371,6 +371,7 @@ def facts(change: Header) -> Any:
         ({"labels": ["0", "0"]}, "one of them twice"),
         ({"labels": ["0", "1\x1b[2J"]}, "unprintable name (1?[2J)"),
         ({"labels": ["1" * 1000]}, "Expected `str` of length <= 200"),
+        ({"labels": [str(n) for n in range(10_001)]}, "Expected `array` of length <= 10000"),
         ({"pixels": 1}, "reported 1 pixels"),
         ({"sums": [-1]}, "Expected `int` >= 0"),
         ({"sums": []}, "with sums of 0 channels"),

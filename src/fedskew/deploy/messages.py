@@ -23,7 +23,10 @@ OWN_DATA = "sites"  # the setting `data` of a run in which sites bring their own
 
 # What a peer may send. msgspec checks these bounds when it reads a message, before anything is made from it.
 LARGEST_FIGURE = 1e30  # of a loss or a time: sums over sites, times their samples, stay finite
-MOST_CLASSES, MOST_SITES, MOST_ROUNDS = 100_000, 10_000, 1_000_000
+# a table of predictions by class, which the server sums, has gigabytes from here on: no site may make it so large
+MOST_CLASSES = 10_000
+MOST_WORDS = 100_000  # names of categories in a column
+MOST_SITES, MOST_ROUNDS = 10_000, 1_000_000
 Length = Annotated[int, Meta(ge=1, le=1_000_000)]  # of one dimension of a sample
 Shape = Annotated[tuple[Length, ...], Meta(min_length=1, max_length=4)]
 Label = Annotated[str, Meta(max_length=200)]
@@ -187,7 +190,7 @@ def _problem_in_columns(facts: SiteFacts) -> str:
         return f"reported {len(names)} columns for samples of shape {list(facts.shape)}, or one of them twice"
     for column in facts.columns:
         words = [column.name, *column.counts]
-        if len(words) > MOST_CLASSES or any(len(word) > 200 or clean(word) != word for word in words):
+        if len(words) > MOST_WORDS or any(len(word) > 200 or clean(word) != word for word in words):
             return f"reported the column {clean(column.name, 40)} with unprintable or too many names"
         if column.rows != facts.samples or column.problem():
             return f"reported the column {column.name}, which {column.problem() or 'has another number of samples'}"
