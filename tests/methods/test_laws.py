@@ -22,7 +22,8 @@ from fedskew.federation.wire import decode, digest, encode, layout_of
 from fedskew.federation.world import World
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedavg import FedAvg
-from fedskew.studies.sending_laws import server_needs_only_sums
+from fedskew.studies.laws import rounds_to_come_do_not_matter, small_clients_work
+from fedskew.studies.sending_laws import ignores_who_it_is, sends_no_samples, server_needs_only_sums
 from fedskew.studies.subject import Subject
 from toys import digits, rounds, same
 
@@ -60,6 +61,15 @@ def one_round(world: World, server: Payload, states: dict[int, Payload], round: 
         )
         updates.append(update)
     return world.method.aggregate(world.server_site(round, "train"), server, iter(updates)), updates
+
+
+@pytest.mark.slow
+@every_method
+def test_keeps_the_laws_of_small_clients_and_of_what_leaves_them(name: str) -> None:
+    kind = REGISTRY[name]
+    subject = Subject(kind(**kind.quick))
+    for law in (sends_no_samples, ignores_who_it_is, small_clients_work, rounds_to_come_do_not_matter):
+        assert not law(subject), law.__name__
 
 
 @every_method
