@@ -13,6 +13,7 @@ import pytest
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
 from fedskew.data.dataset import Column
+from fedskew.data.notes import id_columns, missing_values
 from fedskew.data.sources.csv import read_rows
 from fedskew.data.sources.loading import load
 from fedskew.data.table import (
@@ -24,7 +25,6 @@ from fedskew.data.table import (
     prepared,
     sums_of,
 )
-from fedskew.data.table_notes import id_columns, missing_values
 from fedskew.deploy import handshake
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment, Holdout
@@ -291,3 +291,14 @@ def test_the_largest_numbers_that_a_table_may_have_are_agreed_on() -> None:
     (column,) = agree_on({"a": [sums(total=-4e100)], "b": [sums(total=4e100)]}).columns
     assert column.mean == (0.0,)
     assert column.scale == pytest.approx((1e-100,))
+
+
+def test_owners_whose_only_samples_are_for_testing_are_counted(tmp_path: Path) -> None:
+    """Every patient is an owner, and a fifth of the 40 patients are in the test part."""
+    rows = [f"{i % 7},p{i},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,patient,label", *rows]))
+    path = f"{tmp_path / 't.csv'}?label=label&owner=patient"
+    natural = assemble(Experiment(data=path, split="natural", rounds=1))
+    assert natural.notes == ("8 of 40 owners have test samples only, so they are no clients",)
+    assert assemble(Experiment(data=path, split="iid:clients=2", rounds=1)).notes == ()
+    assert assemble(Experiment(data="heart", split="natural", rounds=1)).notes[0].startswith("filled")

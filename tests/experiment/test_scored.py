@@ -67,7 +67,11 @@ def test_predict_does_not_call_a_model_good_that_says_one_class(fedskew: Any) ->
     assert "warning: the global model recognised no sample of class 'sick' (0 of 10)" in said.out
     found = fedskew("predict", "r", "--data", "t.csv?label=label", "--json").json()
     assert (found["accuracy"], found["balanced_accuracy"]) == (0.975, 0.5)
-    assert len(found["warnings"]) == 2
+    assert len(found["warnings"]) == 3  # and that these are the samples it was trained on
+    note = "note: these are the data of the run: the model was trained on most of the samples"
+    assert note in said.out
+    Path("new.csv").write_text(Path("t.csv").read_text())
+    assert note not in fedskew("predict", "r", "--data", "new.csv?label=label").out
 
 
 def test_an_image_of_16_bits_is_not_predicted_as_one_of_8(fedskew: Any) -> None:

@@ -64,9 +64,11 @@ def predict_command(
         about = {"run": str(run), "client": model.client, **as_dict(predictions, inputs)}
         keys = ("accuracy", "balanced_accuracy", "macro_f1")
         figures = {key: None if score is None else getattr(score, key) for key in keys}
-        print_json(about | figures | {"warnings": score_cautions(model, score)})
+        print_json(about | figures | {"warnings": [*own_data_note(model, data), *score_cautions(model, score)]})
     else:
         show(model, predictions, inputs, score, out)
+        for note in own_data_note(model, data) if score is not None else []:
+            make_screen(False).print(note)
 
 
 def export_command(
@@ -123,6 +125,16 @@ def write_csv(path: Path, predictions: Predictions, inputs: Inputs) -> None:
         path.write_text(stream.getvalue())
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def own_data_note(model: TrainedModel, data: str) -> list[str]:
+    """A sentence if the samples are those that the run had: figures of samples that were trained on say little."""
+    from fedskew.data.sources.loading import SOURCES
+    from fedskew.data.sources.user_data import path_and_options
+
+    if data in SOURCES or path_and_options(data)[0].resolve() != path_and_options(model.card.data)[0].resolve():
+        return []
+    return ["note: these are the data of the run: the model was trained on most of the samples"]
 
 
 def score_cautions(model: TrainedModel, score: ModelMetrics | None) -> list[str]:

@@ -13,13 +13,13 @@ import torch
 
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import DataSet, moments
+from fedskew.data.notes import id_columns, large_numbers, missing_values, owners_without_training
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
 from fedskew.data.split.features import FEATURES
 from fedskew.data.split.partition import Partition, Parts, draw_newcomers, portion
 from fedskew.data.table import Preparation, agree_on, prepared, sums_of
-from fedskew.data.table_notes import id_columns, large_numbers, missing_values
 from fedskew.evaluation.figures import check_goal
 from fedskew.experiment.config import Experiment
 from fedskew.experiment.nets import net_maker
@@ -200,6 +200,8 @@ def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: st
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
     table, notes = None, partition.notes
+    if "natural" in experiment.split and (note := owners_without_training(data)):
+        notes = (*notes, note)
     if data.columns:
         table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
         notes = (*notes, *filter(None, [table.describe(missing_values(pool)), *id_columns(pool)]))

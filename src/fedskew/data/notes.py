@@ -1,4 +1,4 @@
-"""What a user should know about numbers in data before a run, in one line each: of a table's columns, of vectors."""
+"""What a user should know about data before a run, in one line each."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ def id_columns(data: DataSet) -> list[str]:
             f"if these are ids, leave out with &ignore={_names(unique)}"
         )
     return found
+
+
+def owners_without_training(data: DataSet) -> str:
+    """One line about owners all of whose samples are in the test part: they cannot be clients; "" if there are none."""
+    if data.owners_train is None or data.owners_test is None:
+        return ""
+    trained, tested = set(data.owners_train.tolist()), set(data.owners_test.tolist())
+    count, total = len(tested - trained), len(tested | trained)
+    return f"{count} of {total} owners have test samples only, so they are no clients" if count else ""
 
 
 def large_numbers(x: Array) -> str:
