@@ -129,3 +129,9 @@ def test_a_lazy_net_is_refused() -> None:
     """Its values would be drawn at the first use, in each process others."""
     with pytest.raises(UsageError, match="lazy layers"):
         assemble(Experiment(model=nn.Sequential(nn.Flatten(), nn.LazyLinear(10))))
+
+
+def test_a_net_without_values_is_built_to_see_how_large_it_is() -> None:
+    """As a site does with what a server asks for. It cannot be run."""
+    with torch.device("meta"):
+        assert build_own("my.py:net", (1, 8, 8), 10, seed=0).head_name == "3"

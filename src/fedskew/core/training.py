@@ -63,7 +63,8 @@ class Training:
     precision: Literal["float32", "bf16"] = "float32"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.schedule, str) and isinstance(self.augment, str)):
+        texts: tuple[object, ...] = (self.schedule, self.augment)
+        if not all(isinstance(text, str) for text in texts):
             return  # `checked` says so
         for name in ("lr", "weight_decay"):
             if getattr(self, name) == math.inf:

@@ -30,10 +30,9 @@ def scored(predictions: Predictions, labels: Sequence[str] | None, *, folders: b
             f"expected {', '.join(predictions.labels)}."
         )
     found: list[int] = predictions.numbers.tolist()
-    hits = [number for number, said in zip(numbers, found, strict=True) if number == said]
-    right, total, said = (
-        [counts[c] for c in range(len(predictions.labels))] for counts in map(Counter, (hits, numbers, found))
-    )
+    hits = [number for number, one in zip(numbers, found, strict=True) if number == one]
+    tallies = [Counter(hits), Counter(numbers), Counter(found)]
+    right, total, said = ([tally[c] for c in range(len(predictions.labels))] for tally in tallies)
     return ModelMetrics(
         accuracy=sum(right) / len(found),
         loss=None,

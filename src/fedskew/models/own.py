@@ -70,12 +70,13 @@ def wrapped(module: nn.Module, head: str, shape: Shape, classes: int) -> Net:
 
     UsageError if that is impossible: a softmax after the last layer would become a part of the body, before the head.
     """
-    if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in module.parameters()):
+    if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
         raise UsageError("the model has lazy layers, whose sizes are not known: expected layers with all sizes given.")
-    head = head or find_head(module, classes, shape)
-    net, x = wrap(module, head), probe(shape)
-    wanted = None if any(p.is_meta for p in net.parameters()) else outputs_of(module, x)
-    if wanted is not None and wanted.isfinite().all() and not _close(outputs_of(net, x), wanted):
+    is_meta = any(p.is_meta for p in module.parameters())  # without values, to see how large it is
+    head = head or find_head(module, classes, None if is_meta else shape)
+    net = wrap(module, head)
+    wanted = None if is_meta else outputs_of(module, probe(shape))
+    if wanted is not None and wanted.isfinite().all() and not _close(outputs_of(net, probe(shape)), wanted):
         raise UsageError(
             f"the model's output is not that of its layer '{head}': expected a net that ends with this layer; "
             "leave out a softmax or anything else that follows it (losses take logits), or name another head."
@@ -114,11 +115,9 @@ def find_head(module: nn.Module, classes: int, shape: Shape | None = None) -> st
     Last is the one whose output is the module's, for inputs of `shape`; without such a layer, or a shape, the last one
     that is listed.
     """
-    if (
-        shape is not None
-        and (name := last_called(module, shape))
-        and module.get_submodule(name).out_features >= classes
-    ):
+    name = "" if shape is None else last_called(module, shape)
+    layer = module.get_submodule(name) if name else None
+    if isinstance(layer, nn.Linear) and layer.out_features >= classes:
         return name
     linear: list[tuple[str, nn.Linear]] = [
         (name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)
