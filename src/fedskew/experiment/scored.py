@@ -31,7 +31,8 @@ def scored(predictions: Predictions, labels: Sequence[str] | None, *, folders: b
         )
     found: list[int] = predictions.numbers.tolist()
     hits = [number for number, one in zip(numbers, found, strict=True) if number == one]
-    tallies = [Counter(hits), Counter(numbers), Counter(found)]
+    listed: tuple[Sequence[int | None], ...] = (hits, numbers, found)
+    tallies = [Counter(each) for each in listed]
     right, total, said = ([tally[c] for c in range(len(predictions.labels))] for tally in tallies)
     return ModelMetrics(
         accuracy=sum(right) / len(found),
