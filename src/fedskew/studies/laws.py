@@ -79,7 +79,10 @@ def not_a_payload(value: Any, hook: str, what: str = "result") -> str:
 
 
 def changes_no_argument(subject: Subject) -> str:
-    """Hooks change none of their arguments, and no setting of torch."""
+    """Hooks change none of their arguments.
+
+    Nor the samples, nor settings of torch that hold for the whole process.
+    """
     world = subject.world()
     method, states = world.method, dict[int, Payload]()
     samples: Payload = {"samples": Tensors(x=world.x, y=world.y)}
