@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from fedskew import __version__
-from fedskew.cli.main import app, app_for, main
 from helpers.processes import leftovers
 
 FEW = ["--rounds", "2", "--workers", "1"]
@@ -357,26 +356,3 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -
     rounds = [json.loads(line)["round"] for line in records.read_text().splitlines()]
     assert rounds == list(range(len(rounds)))
     assert len(rounds) > written
-
-
-@pytest.mark.parametrize("arguments", [["run", "--help"], ["predict", "--help"], ["run", "--bogus"], ["methods", "x"]])
-def test_a_command_built_alone_says_what_it_says_among_all(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def said() -> tuple[Any, str, str]:
-        code: Any = 0
-        try:
-            main(arguments)
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    assert len(app_for(arguments).registered_commands) == 1
-    alone = said()
-    monkeypatch.setattr("fedskew.cli.main.app_for", lambda arguments: app)
-    assert said() == alone
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["board", "run"], ["rnu"]])
-def test_what_is_not_one_command_is_looked_for_among_all(arguments: list[str]) -> None:
-    assert app_for(arguments) is app

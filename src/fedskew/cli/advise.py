@@ -28,6 +28,7 @@ from fedskew.cli.options import (
     run_options,
     seed_list,
 )
+from fedskew.cli.quick_start import load_torch
 from fedskew.core.settings import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def advise_command(
     Methods race on the clients' validation data; the leaders run again with fresh seeds beside tuned FedAvg. METHODs
     replace the list that fedskew would race.
     """
+    load_torch()
     from fedskew.studies.advise import Limits, advise
     from fedskew.studies.advise.advising import check_seeds, make_budget
     from fedskew.studies.advise.goal import read_goal

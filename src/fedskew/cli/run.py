@@ -44,6 +44,7 @@ from fedskew.cli.options import (
     run_options,
     stop_rule,
 )
+from fedskew.cli.quick_start import load_torch
 from fedskew.cli.watch import beside, check_watch
 from fedskew.evaluation.cautions import cautions
 from fedskew.evaluation.figures import check_goal, leading_figure, target_value
@@ -131,6 +132,7 @@ def run_command(
     """Run one experiment. The default is FedAvg on scikit-learn's digits with ten skewed clients."""
     if verbose:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    load_torch()
     from fedskew.experiment.run import Run
     from fedskew.experiment.run import resume as resume_run
 

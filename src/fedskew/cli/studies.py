@@ -31,6 +31,7 @@ from fedskew.cli.options import (
     run_options,
     seed_list,
 )
+from fedskew.cli.quick_start import load_torch
 from fedskew.evaluation.figures import bytes_text
 
 # Arguments are hidden because Typer would list them with their Python type; the commands' docstrings explain them.
@@ -74,6 +75,7 @@ def compare_command(
 
     METHOD is a method's name with optional settings: fedavg, fedprox:mu=0.1.
     """
+    load_torch()
     from fedskew.cli.comparison import show_comparison
     from fedskew.evaluation.figures import check_goal, target_value
     from fedskew.studies.compare import distinct
@@ -172,6 +174,7 @@ def tune_command(
 
     METHOD is a method's name with settings that stay fixed: fedavg, fedpg:lambda_v=1.
     """
+    load_torch()
     from fedskew.cli.tuning import show_search
     from fedskew.evaluation.figures import check_goal
     from fedskew.studies.tune import Search, read_range

@@ -12,6 +12,7 @@ import typer
 
 from fedskew.cli.console import make_screen, make_table, print_json
 from fedskew.cli.options import DataDir, Json
+from fedskew.cli.quick_start import load_torch
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.figures import percent
 
@@ -50,6 +51,7 @@ def predict_command(
     as_json: Json = False,
 ) -> None:
     """Predict the classes of new samples with the model of a finished run."""
+    load_torch()
     from fedskew.data.sources.inputs import read_inputs
     from fedskew.experiment.scored import scored
     from fedskew.experiment.use import load

@@ -41,7 +41,8 @@ class Training:
         "local" keeps them on each client (a site without its own evaluates with batch statistics);
         "frozen" leaves them at their initial values.
     precision: "float32", or "bf16": the body of the net computes its training steps in bfloat16, which is faster on
-        CPUs with AVX512-BF16 or AMX and on GPUs. Parameters, losses and evaluation stay float32. Results differ.
+        CPUs with AVX512-BF16 or AMX and on GPUs, but not for small nets such as simple-cnn. Parameters, losses and
+        evaluation stay float32. Results differ.
 
     >>> training = Training(lr=0.1, schedule="steps:50=0.01", augment="flip")
     >>> training.rate(49, 100), training.rate(50, 100)
