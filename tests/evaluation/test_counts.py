@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import nn
 
-from fedskew.evaluation.counts import BINS, LEVELS, Counts, Predictions
+from fedskew.evaluation.bins import BINS, Predictions
+from fedskew.evaluation.counts import LEVELS, Counts
 from fedskew.evaluation.scores import ClientScore, Score, score_of
 from fedskew.evaluation.sent_counts import from_text, to_text
 from fedskew.evaluation.summary import Summary
@@ -163,15 +165,15 @@ def test_the_figures_do_not_depend_on_how_predictions_are_counted(monkeypatch: p
     parts = list(zip(logits.split(15), y.split(15), strict=True))
 
     def found(together: int, counted: bool) -> object:
-        monkeypatch.setattr("fedskew.evaluation.summary.TOGETHER", together)
+        monkeypatch.setattr("fedskew.evaluation.tally.TOGETHER", together)
         summary = Summary(frozenset({5}))
         for client, (x, labels) in enumerate(parts):
             shared = score_of(x, labels, 3)
             personal = score_of(x.flip(1), labels, 3) if client in (2, 5) else shared
             if counted:
                 same = personal is shared
-                shared = shared.counted()
-                personal = shared if same else personal.counted()
+                shared = replace(shared, made=shared.counts)
+                personal = shared if same else replace(personal, made=personal.counts)
             summary.add(ClientScore(client, shared, personal, fallback=False))
         return summary.metrics(False, {}), summary.rows(), summary.confusion()
 
