@@ -322,3 +322,27 @@ def test_time_between_runs_is_part_of_the_budget(tmp_path: Path) -> None:
     counted.charge(2)
     counted.charge()
     assert counted.budget.spent == 2
+
+
+def test_advice_goes_on_only_where_everything_that_was_asked_is_the_same() -> None:
+    asked: dict[str, Any] = {
+        "base": SMALL,
+        "limits": shortlist.Limits(),
+        "goal": None,
+        "seeds": (0, 1, 2),
+        "methods": (),
+        "budget": Budget(10, "rounds"),
+        "tasks": (),
+    }
+    others: dict[str, Any] = {
+        "base": replace(SMALL, rounds=4),
+        "limits": shortlist.Limits(state=False),
+        "goal": "global",
+        "seeds": (0, 1, 3),
+        "methods": ("fedprox",),
+        "budget": Budget(10, "seconds"),
+    }
+    found = {advising.fingerprint(**asked | {key: value}) for key, value in others.items()}
+    assert len(found | {advising.fingerprint(**asked)}) == len(others) + 1
+    other_method = replace(SMALL, method=fedskew.METHODS["fedprox"](), seed=7)  # neither is asked for
+    assert advising.fingerprint(**asked | {"base": other_method}) == advising.fingerprint(**asked)
