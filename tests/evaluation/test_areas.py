@@ -44,6 +44,19 @@ def test_the_area_of_a_part_is_worked_by_hand() -> None:
     assert part_aurocs(place(made), np.array([[2, 2], [1, 0]])) == [3.5 / 4, None]
 
 
+def test_of_two_classes_the_area_is_that_of_the_second_also_where_it_is_improbable() -> None:
+    """Probabilities of class 1 about 1e-13 can be told apart; those of class 0 are all 1 in float32, hence tied."""
+    rng = torch.Generator().manual_seed(0)
+    y = (torch.rand(60, generator=rng) < 0.4).long()
+    logits = torch.stack([torch.zeros(60), torch.randn(60, generator=rng) + 2 * y - 30], 1)
+    made = Predictions(logits.log_softmax(1), y, logits.argmax(1))
+    total = np.bincount(y, minlength=2)[None]
+    (found,) = part_aurocs(place(made), total)
+    assert found == Counts.of(made).auroc
+    assert found is not None
+    assert found > 0.8
+
+
 def test_areas_of_several_models_in_one_go_are_those_of_each() -> None:
     models = [Counts.of(drawn(seed, 30 + seed, 4, 20)) for seed in range(3)]
     again = [Counts.of(drawn(seed, 30 + seed, 4, 20)) for seed in range(3)]

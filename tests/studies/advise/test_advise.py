@@ -245,6 +245,15 @@ def test_what_clients_contribute_adds_up_to_the_figure(tmp_path: Path) -> None:
         assert score.value == (score.own if goal.model == "own" else score.shared)
 
 
+def test_clients_that_never_train_contribute_nothing(tmp_path: Path) -> None:
+    """The figure is over the clients that train; a newcomer in the paired tests would be judged twice."""
+    experiment = replace(SMALL, holdout=replace(SMALL.holdout, newcomers=2), rounds=1)
+    scorer = Scorer(experiment, Goal("own", "accuracy"), tmp_path, Budget(100, "rounds"), every=1)
+    score = scorer.score(Candidate("fedavg", 0.1), 0, 1)
+    assert len(score.clients) == 3
+    assert score.value == pytest.approx(np.mean(list(score.clients.values())))
+
+
 def test_a_longer_score_continues_the_run_and_a_method_that_counts_rounds_starts_again(tmp_path: Path) -> None:
     scorer = Scorer(SMALL, Goal("own", "accuracy"), tmp_path, Budget(100, "rounds"), every=1)
     scorer.score(Candidate("fedavg", 0.1), 0, 1)
