@@ -23,6 +23,7 @@ from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
 from fedskew.experiment import use
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
+from fedskew.experiment.live import ACCURACY, ClientFigures, Lines
 from fedskew.experiment.nets import net_maker
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
@@ -565,3 +566,13 @@ def test_a_state_that_was_changed_on_disk_is_not_used(tmp_path: Path) -> None:
 def test_a_method_that_pools_data_is_not_deployed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="central trains on all data in one place, but sites keep their data"):
         served(Experiment(Central(), split="iid:clients=3"), tmp_path)
+
+
+def test_the_figures_of_sites_are_written_for_the_round_they_are_of(tmp_path: Path) -> None:
+    """They come with the replies of the next round, and must not count as its own: as in a simulation."""
+    what = replace(experiment("fedavg"), data=few_digits(tmp_path))
+    list(served(what, tmp_path)[0])
+    list(Run(what, out=tmp_path / "alone", workers=1))
+    found, expected = (Lines(ClientFigures).read(tmp_path / name / ACCURACY)[1] for name in ("run", "alone"))
+    assert [line.round for line in found] == [line.round for line in expected] == list(range(what.rounds))
+    assert [line.values for line in found] == [line.values for line in expected]
