@@ -94,6 +94,15 @@ def test_the_noise_on_the_sum_has_the_deviation_that_is_accounted_for(normal) ->
     assert float(((w / 0.375) ** 4).mean()) == pytest.approx(3, rel=0.1)  # as of a normal distribution
 
 
+def test_a_round_that_was_released_twice_is_one_round_less_to_come() -> None:
+    """A simulation resumed on another machine repeats round 0 with other bits: of 5 rounds 4 are still to come."""
+    simulated = plan()
+    for value in (1.0, 2.0):
+        simulated.ledger.record(0, 1.0, tensor([value]))
+    assert len(simulated.ledger.releases) == 2
+    assert simulated.to_come(5, 1) == 4
+
+
 def test_epsilon_is_dp_accounting_s() -> None:
     """All clients: C changes, no drawing. 10 of 100: exchange of one client, so 2 C, drawn without replacement."""
     relation = dp.NeighboringRelation
