@@ -183,6 +183,17 @@ def test_the_figures_do_not_depend_on_how_predictions_are_counted(
     assert found(10**9, False) == found(0, False) == found(0, True) == found(100, False)
 
 
+def test_what_is_added_after_the_figures_were_read_counts_too() -> None:
+    logits, y = drawn(2, 60, 3)
+    read, whole = Summary(), Summary()
+    for start in (0, 20, 40):
+        read.add_test(score_of(logits[start : start + 20], y[start : start + 20], 3))
+        assert sum(read.metrics(False, {}).global_.samples) == start + 20  # type: ignore[union-attr]
+    whole.add_test(score_of(logits, y, 3))
+    assert read.confusion() == whole.confusion()
+    assert read.metrics(False, {}).global_.auroc == whole.metrics(False, {}).global_.auroc  # type: ignore[union-attr]
+
+
 def test_clients_evaluated_together_have_the_figures_of_each_added_alone() -> None:
     """All of them, also where a newcomer is among them; and those that never trained are counted."""
     logits, y = drawn(4, 47, 3)

@@ -30,8 +30,8 @@ class Tally:
         self.predicted: list[Sequence[int]] = []  # by class; (): not known
         self.aurocs: list[float | None] = []
         self.uncounted = False  # whether a score came without predictions
-        self.sums: Sums | None = None  # of those that are counted; None: none yet
-        self.made: Counts | None = None  # this sum as counts; None: not made yet
+        self.sums: Sums | None = None  # while counts are added: their sum
+        self.made: Counts | None = None  # otherwise: their sum, which takes less memory; None: there are none
         self.waiting: list[Predictions] = []  # that are still to be counted
         self.places: list[int] = []  # whose these are
         self.size = 0  # how many scores (samples times classes) these have
@@ -73,9 +73,11 @@ class Tally:
                 count_waiting([self])
 
     def _sums(self, classes: int) -> Sums:
-        self.made = None
         if self.sums is None:
             self.sums = Sums(classes)
+            if self.made is not None:
+                self.sums.add(self.made)
+        self.made = None
         return self.sums
 
     def count(self, placed: Placed) -> None:
@@ -93,9 +95,9 @@ class Tally:
     @property
     def counts(self) -> Counts | None:
         """The counts of all samples together; None if some are not known, or there are none. Nothing may wait."""
-        if self.made is None and self.sums is not None and not self.uncounted:
-            self.made = self.sums.counts()
-        return self.made
+        if self.sums is not None:
+            self.made, self.sums = self.sums.counts(), None
+        return None if self.uncounted else self.made
 
     def tables(self) -> tuple[IntArray, IntArray]:
         """The correct samples and all samples of each client, by class.  # [clients, classes]"""
