@@ -84,6 +84,7 @@ class Doubled(nn.Linear):
         Net(nn.Sequential(nn.Flatten(), Doubled(6, 4)), nn.Linear(4, 3), 4),
         Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), nn.Linear(6, 3), 6),
         Net(nn.Sequential(nn.Flatten(2)), nn.Linear(6, 3), 6),
+        Net(nn.Sequential(nn.Flatten(1, 2)), nn.Linear(6, 3), 6),
         Net(nn.Identity(), nn.Linear(6, 3, bias=False), 6),
         build("simple-cnn", (1, 16, 16), 3, seed=0, fast=False),
         build("cnn4", (1, 16, 16), 3, seed=0),
@@ -97,6 +98,9 @@ def test_a_net_with_a_hook_goes_through_autograd() -> None:
     net = NETS["mlp"]()
     net.head.register_forward_hook(lambda layer, x, y: 2 * y)
     assert chain_of(net, net.body, net.head) is None
+    watched = NETS["mlp"]()
+    watched.head.weight.register_hook(lambda gradient: 2 * gradient)
+    assert chain_of(watched, watched.body, watched.head) is None
     plain_net = NETS["mlp"]()
     assert chain_of(plain_net, plain_net.body, plain_net.head) is not None
 

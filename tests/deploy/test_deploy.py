@@ -13,16 +13,18 @@ from alike import alike
 
 from fedskew.core.settings import UsageError
 from fedskew.core.training import Training
+from fedskew.data.dataset import DataSet
 from fedskew.data.sources.loading import load
 from fedskew.data.split.partition import Partition, Parts
 from fedskew.deploy import handshake as own
 from fedskew.deploy.flower.frames import Header
-from fedskew.deploy.messages import Request, SiteFacts, as_header
+from fedskew.deploy.messages import Request, SiteFacts, Task, as_header
 from fedskew.deploy.node import Node
 from fedskew.deploy.policy import Policy
 from fedskew.deploy.states import States
 from fedskew.experiment import use
 from fedskew.experiment.config import Evaluation, Experiment, Trouble
+from fedskew.experiment.live import ACCURACY, ClientFigures, Lines
 from fedskew.experiment.nets import net_maker
 from fedskew.experiment.run import Run
 from fedskew.experiment.run_directory import read_run
@@ -38,6 +40,7 @@ from fedskew.methods import REGISTRY
 from fedskew.methods.central import Central
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.scaffold import SCAFFOLD
+from helpers.methods import each
 from sites import NAMES, few_digits, nodes_in, served
 
 SPLIT = "dirichlet:alpha=0.5,clients=3"
@@ -57,7 +60,7 @@ def in_one_process(what: Experiment, folder: Path) -> tuple[Any, list[Any]]:
     return alone.result, metrics
 
 
-@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if not kind.pooled])
+@pytest.mark.parametrize("name", each(name for name, kind in REGISTRY.items() if not kind.pooled))
 def test_every_method_gives_the_same_bits_between_sites_as_in_one_process(name: str, tmp_path: Path) -> None:
     what = experiment(name, rounds=2)
     result, metrics = in_one_process(what, tmp_path)
@@ -565,3 +568,23 @@ def test_a_state_that_was_changed_on_disk_is_not_used(tmp_path: Path) -> None:
 def test_a_method_that_pools_data_is_not_deployed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="central trains on all data in one place, but sites keep their data"):
         served(Experiment(Central(), split="iid:clients=3"), tmp_path)
+
+
+def test_the_figures_of_sites_are_written_for_the_round_they_are_of(tmp_path: Path) -> None:
+    """They come with the replies of the next round, and must not count as its own: as in a simulation."""
+    what = replace(experiment("fedavg"), data=few_digits(tmp_path))
+    list(served(what, tmp_path)[0])
+    list(Run(what, out=tmp_path / "alone", workers=1))
+    found, expected = (Lines(ClientFigures).read(tmp_path / name / ACCURACY)[1] for name in ("run", "alone"))
+    assert [line.round for line in found] == [line.round for line in expected] == list(range(what.rounds))
+    assert [line.values for line in found] == [line.values for line in expected]
+
+
+def test_a_site_s_classes_get_the_run_s_numbers_in_training_and_test_samples() -> None:
+    """The site knows b and c as 0 and 1; the run has a, b and c."""
+    x, y = np.zeros((3, 2), np.float32), np.array([0, 1, 0])
+    data = DataSet("own", x, y, x[:2], np.array([1, 0]), classes=2, labels=("b", "c"))
+    found = own.relabelled(data, Task((2,), "float32", ("a", "b", "c"), (), ()))
+    assert found.y_train.tolist() == [1, 2, 1]
+    assert found.y_test.tolist() == [2, 1]
+    assert (found.classes, found.labels) == (3, ("a", "b", "c"))

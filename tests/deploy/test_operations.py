@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedskew.deploy.agreed import read_agreed
 from fedskew.deploy.audit import Audit
 from fedskew.deploy.flower.bell import Bell
 from fedskew.deploy.flower.frames import SPILL, read_frame, write_frame
-from fedskew.deploy.flower.gate import NONCES, Gate, read_body, replayed
+from fedskew.deploy.flower.gate import BEHIND, NONCES, Gate, read_body, replayed
 from fedskew.deploy.messages import Answer
 from fedskew.deploy.states import States
 from fedskew.deploy.status import read_status
@@ -234,6 +235,17 @@ def test_a_request_is_new_once() -> None:
         return [*first, other, gate._is_new(b"key", b"new"), gate._is_new(b"key 3", b"x" * 65)]
 
     assert asyncio.run(ask()) == [True, True, False, True, False, False]
+
+
+def test_a_request_is_remembered_as_long_as_its_time_stamp_is_accepted() -> None:
+    """A time stamp may be 300 s old: a nonce of 299 s ago is still known, one of ten minutes ago is forgotten."""
+
+    async def ask() -> list[bool]:
+        gate, now = Gate(None, SimpleNamespace()), asyncio.get_running_loop().time()  # type: ignore[arg-type]
+        gate.seen[b"key"] = OrderedDict({b"forgotten": now - 600, b"known": now - BEHIND + 1})
+        return [gate._is_new(b"key", b"known"), gate._is_new(b"key", b"forgotten")]
+
+    assert asyncio.run(ask()) == [False, True]
 
 
 def test_a_body_has_the_length_that_its_head_says() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedskew.core.settings import UsageError
-from fedskew.deploy.policy import Policy, join_policy, read_policy
+from fedskew.deploy.policy import Policy, Refusal, join_policy, read_policy
 from fedskew.experiment.config import Experiment, from_dict
 from fedskew.federation.protocol import QuorumLost
 from sites import nodes_in, served
@@ -69,6 +69,15 @@ def test_an_experiment_with_a_smaller_min_count_is_refused(tmp_path: Path) -> No
     between, said = run(tmp_path, Policy(min_count=3), what)
     assert [r.trained for r in between.records] == [[1, 2], [1, 2]]
     assert any("privacy.min_count=2 is less than the 3 that this site requires" in line for line in said)
+
+
+def test_a_limit_may_be_reached_and_not_passed() -> None:
+    policy = Policy(rounds=2, epochs=3)
+    policy.check(experiment(rounds=2, training={"epochs": 3}))
+    with pytest.raises(Refusal, match="rounds=3 is more than the 2 that this site allows"):
+        policy.check(experiment(rounds=3))
+    with pytest.raises(Refusal, match=r"training.epochs=4 is more than the 3"):
+        policy.check(experiment(training={"epochs": 4}))
 
 
 def test_figures_and_counts_stay_where_the_policy_keeps_them(tmp_path: Path) -> None:

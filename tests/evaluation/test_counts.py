@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import nn
 
-from fedskew.evaluation.counts import BINS, LEVELS, Counts, Predictions
-from fedskew.evaluation.scores import ClientScore, Score, score_of
+from fedskew.evaluation.bins import BINS, Predictions
+from fedskew.evaluation.counts import LEVELS, Counts
+from fedskew.evaluation.scores import ClientScore, Score, Together, score_of
 from fedskew.evaluation.sent_counts import from_text, to_text
 from fedskew.evaluation.summary import Summary
 
@@ -157,25 +159,58 @@ def test_pooled_figures_are_of_all_predictions_and_not_means_over_clients() -> N
     assert summary.confusion() == {"clients": sk.confusion_matrix(y, said).tolist()}
 
 
-def test_the_figures_do_not_depend_on_how_predictions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, together with others, some before and some after; and a client of its own model in between."""
+@pytest.mark.parametrize("own", [(2, 5), ()])
+def test_the_figures_do_not_depend_on_how_predictions_are_counted(
+    own: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, together with others, some before and some after; with clients of their own model in between or not."""
     logits, y = drawn(2, 90, 3)
     parts = list(zip(logits.split(15), y.split(15), strict=True))
 
     def found(together: int, counted: bool) -> object:
-        monkeypatch.setattr("fedskew.evaluation.summary.TOGETHER", together)
+        monkeypatch.setattr("fedskew.evaluation.tally.TOGETHER", together)
         summary = Summary(frozenset({5}))
         for client, (x, labels) in enumerate(parts):
             shared = score_of(x, labels, 3)
-            personal = score_of(x.flip(1), labels, 3) if client in (2, 5) else shared
+            personal = score_of(x.flip(1), labels, 3) if client in own else shared
             if counted:
                 same = personal is shared
-                shared = shared.counted()
-                personal = shared if same else personal.counted()
+                shared = replace(shared, made=shared.counts)
+                personal = shared if same else replace(personal, made=personal.counts)
             summary.add(ClientScore(client, shared, personal, fallback=False))
         return summary.metrics(False, {}), summary.rows(), summary.confusion()
 
     assert found(10**9, False) == found(0, False) == found(0, True) == found(100, False)
+
+
+def test_what_is_added_after_the_figures_were_read_counts_too() -> None:
+    logits, y = drawn(2, 60, 3)
+    read, whole = Summary(), Summary()
+    for start in (0, 20, 40):
+        read.add_test(score_of(logits[start : start + 20], y[start : start + 20], 3))
+        assert sum(read.metrics(False, {}).global_.samples) == start + 20  # type: ignore[union-attr]
+    whole.add_test(score_of(logits, y, 3))
+    assert read.confusion() == whole.confusion()
+    assert read.metrics(False, {}).global_.auroc == whole.metrics(False, {}).global_.auroc  # type: ignore[union-attr]
+
+
+def test_clients_evaluated_together_have_the_figures_of_each_added_alone() -> None:
+    """All of them, also where a newcomer is among them; and those that never trained are counted."""
+    logits, y = drawn(4, 47, 3)
+    sizes, clients = [20, 3, 24], (4, 6, 9)
+    losses = [score_of(x, labels, 3).loss for x, labels in zip(logits.split(sizes), y.split(sizes), strict=True)]
+    scored = Together(predictions(logits, y), sizes, losses)
+    for newcomers in (frozenset[int](), frozenset({6})):
+        together, alone = Summary(newcomers), Summary(newcomers)
+        together.add_together(clients, scored, [6, 9])
+        for client, one in zip(clients, scored.scores(), strict=True):
+            alone.add(ClientScore(client, one, one, fallback=client != 4))
+        assert together.metrics(False, {}) == alone.metrics(False, {})
+        assert together.rows() == alone.rows()
+        assert together.confusion() == alone.confusion()
+        found = together.metrics(False, {})
+        assert found.clients is not None
+        assert found.clients.never_trained == 2 - len(newcomers)
 
 
 def test_a_client_that_sends_no_counts_leaves_the_accuracies() -> None:

@@ -6,13 +6,20 @@ from torch import nn
 
 from fedskew.core.samples import Data
 from fedskew.evaluation.figures import headline
-from fedskew.evaluation.metrics import Metrics, ModelMetrics, Population
+from fedskew.evaluation.metrics import ClientMetrics, Metrics, ModelMetrics, Population
 from fedskew.evaluation.scores import ClientScore, Score, score, score_of, thirds
-from fedskew.evaluation.summary import Summary, over_clients, summarise
+from fedskew.evaluation.summary import Summary, summarise
 
 
 def of(correct: int, total: int, loss: float = 0.0) -> Score:
     return Score((correct,), (total,), loss)
+
+
+def over_clients(scores: list[Score]) -> ClientMetrics | None:
+    """The metrics of clients with these scores of their own models."""
+    clients = [ClientScore(i, None, one, fallback=False) for i, one in enumerate(scores)]
+    population = summarise(None, clients, frozenset(), False, {}).clients
+    return None if population is None else population.personal
 
 
 def test_mean_is_over_clients_and_weighted_over_samples() -> None:

@@ -74,6 +74,14 @@ def test_a_class_below_the_noise_is_not_known() -> None:
     assert not made.payload["prototypes"]["mean"].any()
 
 
+@pytest.mark.parametrize(("noise", "known"), [(0.2, True), (0.3, False)])
+def test_a_class_is_known_from_two_deviations_of_its_noisy_count_on(noise: float, known: bool) -> None:
+    """One client whose samples are all of class 0 counts 1; the noise on counts, scaled by 0.5, is 0.4 or 0.6."""
+    lone = {"prototypes": Tensors(mean=tensor([[2.0], [5.0]]), count=tensor([1.0, 0.0]))}
+    (made,) = private_updates([Update(lone, 1.0)], {}, plan(noise=noise), silent)
+    assert made.payload["prototypes"]["count"].tolist() == [1000.0 if known else 0.0, 0.0]
+
+
 @pytest.mark.parametrize("normal", [plan().draw(0), system_noise], ids=["seed", "os"])
 def test_the_noise_on_the_sum_has_the_deviation_that_is_accounted_for(normal) -> None:  # type: ignore[no-untyped-def]
     """z C = 1.5 on the sum of 4 updates, 0.375 on their mean; 20000 values, so the deviation is within 2 %."""
@@ -84,6 +92,15 @@ def test_the_noise_on_the_sum_has_the_deviation_that_is_accounted_for(normal) ->
     assert float(w.std()) == pytest.approx(0.375, rel=0.02)
     assert abs(float(w.mean())) < 4 * 0.375 / math.sqrt(n)
     assert float(((w / 0.375) ** 4).mean()) == pytest.approx(3, rel=0.1)  # as of a normal distribution
+
+
+def test_a_round_that_was_released_twice_is_one_round_less_to_come() -> None:
+    """A simulation resumed on another machine repeats round 0 with other bits: of 5 rounds 4 are still to come."""
+    simulated = plan()
+    for value in (1.0, 2.0):
+        simulated.ledger.record(0, 1.0, tensor([value]))
+    assert len(simulated.ledger.releases) == 2
+    assert simulated.to_come(5, 1) == 4
 
 
 def test_epsilon_is_dp_accounting_s() -> None:

@@ -19,6 +19,7 @@ from fedskew.federation.robust import (
     flat,
     geometric,
     krum,
+    left_out,
     median,
     nearest_means,
     robust_updates,
@@ -73,6 +74,28 @@ def test_every_client_gets_the_robust_mean_with_an_equal_weight() -> None:
     assert [u.payload["parameters"]["w"].item() for u in made] == [3.0] * 5
     assert len({u.weight for u in made}) == 1
     assert shares == pytest.approx([0, 0, 1, 0, 0])
+
+
+def test_what_is_used_of_each_client_is_counted_through_the_mixing() -> None:
+    """0, 1 and 10 become .5, .5 and 5.5: the median is the second, which is half of the first two clients."""
+    made, shares = robust_updates(updates([[0.0], [1.0], [10.0]]), Robust("median", "nnm"), torch.Generator())
+    assert made[0].payload["parameters"]["w"].item() == 0.5
+    assert shares == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_no_more_than_half_of_the_buckets_count_as_hostile() -> None:
+    """Five clients, two of them hostile: of three buckets only one can be trimmed at each end."""
+    made, shares = robust_updates(
+        updates([[1.0], [2.0], [3.0], [4.0], [5.0]]), Robust("trimmed", "bucketing", attackers=2), torch.Generator()
+    )
+    assert 1.0 <= made[0].payload["parameters"]["w"].item() <= 5.0
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_a_client_that_is_used_by_half_is_not_left_out() -> None:
+    """Of four clients alike each would be a quarter: an eighth is half of that, less than an eighth is less."""
+    assert left_out({0: 0.5, 1: 0.25, 2: 0.125, 3: 0.125}) == set()
+    assert left_out({0: 0.5, 1: 0.25, 2: 0.15, 3: 0.1}) == {3}
 
 
 def test_integer_tensors_are_the_largest() -> None:

@@ -15,8 +15,8 @@ from fedskew.core.losses import imitation
 from fedskew.core.method import Update
 from fedskew.core.tensors import Payload, Tensors
 from fedskew.core.training import Training
-from fedskew.evaluation.scores import Score
-from fedskew.evaluation.summary import over_clients
+from fedskew.evaluation.scores import ClientScore, Score
+from fedskew.evaluation.summary import summarise
 from fedskew.methods.fedavg import FedAvg
 from fedskew.methods.fedbabu import FedBABU
 from fedskew.methods.fedcrc import FedCRC, guided_loss
@@ -282,6 +282,7 @@ def test_fedcrc_learning_rate_steps_at_the_50th_and_75th_round(round: int, lr: f
 
 def test_fedcrc_mean_accuracy_of_clients_is_unweighted_and_the_weighted_one_beside_it() -> None:
     """.9 on 10 samples and .5 on 90: (.9 + .5) / 2 = .7; (9 + 45) / 100 = .54."""
-    figures = over_clients([Score((9,), (10,), 0.0), Score((45,), (90,), 0.0)])
-    assert figures is not None
+    scores = [Score((9,), (10,), 0.0), Score((45,), (90,), 0.0)]
+    clients = [ClientScore(i, None, score, fallback=False) for i, score in enumerate(scores)]
+    figures = summarise(None, clients, frozenset(), False, {}).clients.personal
     assert (figures.mean, figures.weighted) == pytest.approx((0.7, 0.54), abs=1e-12)

@@ -31,6 +31,7 @@ from fedskew.studies.soundness_verdict import (
     reference_of,
     unsettled,
 )
+from helpers.methods import each
 from helpers.nets import linear_features
 
 CELL = Cell("toy", "mlp", "two")
@@ -215,12 +216,12 @@ def law(name: str, method: Method) -> str:
     return judge(cell, references() | {(cell, 0): last_accuracy(method)}, {name: type(method)}).kind
 
 
-MARKS = {"creff": [pytest.mark.slow]}  # runs with its defaults: the quick settings leave its head untrained
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in REGISTRY])
+@pytest.mark.parametrize("name", each(REGISTRY))
 def test_no_default_collapses(name: str) -> None:
-    """Below FedAvg by the noise may happen in a run this short: `make sound` judges that. Collapse must not."""
+    """Below FedAvg by the noise may happen in a run this short: `make sound` judges that. Collapse must not.
+
+    CReFF runs with its defaults: the quick settings leave its head untrained.
+    """
     kind = REGISTRY[name]
     assert law(name, kind(**({} if name == "creff" else kind.quick))) not in ("diverged", "at chance")
 

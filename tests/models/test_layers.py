@@ -152,6 +152,14 @@ def test_the_pool_without_gradients_equals_torch_s() -> None:
         assert torch.equal(max_pool(x), F.max_pool2d(x, 2))
 
 
+def test_batch_norm_of_one_image_uses_the_values_of_the_image() -> None:
+    """Four values a channel: as torch's, and the running statistics move."""
+    ours, theirs = BatchNorm(3), torch.nn.BatchNorm2d(3)
+    x = torch.randn(1, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(ours(x), theirs(x))
+    assert torch.equal(ours.running_mean, theirs.running_mean)
+
+
 def test_batch_norm_of_a_single_value_uses_the_running_statistics() -> None:
     """mean 2, variance 4, epsilon 1e-5: (6 - 2) / sqrt(4 + 1e-5) = 1.9999975, and the statistics stay."""
     norm = BatchNorm(1)

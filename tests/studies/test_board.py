@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from fedskew.studies.board.tasks import TaskFile, load_task, load_tasks
 from fedskew.studies.board.verification import verify_cell
 from fedskew.studies.execution import Outcome
 from helpers.boards import FLAT, SMALL, made_cell, made_method, made_task, write_tiny
+from helpers.records import a_record
 
 METHODS = ["fedavg", "fedprox"]
 
@@ -230,6 +232,28 @@ def test_own_models_are_compared_client_by_client() -> None:
     assert 0.1 <= row.own_low < 0.2 < row.own_high <= 0.3
 
 
+def test_a_clients_own_model_is_compared_with_fedavgs_under_the_same_seed() -> None:
+    """Seeds differ far more than methods: clients gain 0.1 and 0.3 with each of three very different seeds."""
+    levels = [(0.5, 0.5), (0.1, 0.6), (0.3, 0.2)]
+    base = made_method("fedavg", *(made_cell(own=own) for own in levels))
+    own = made_method("ditto", *(made_cell(own=(a + 0.1, b + 0.3)) for a, b in levels))
+    row = next(row for row in make_task(SMALL, [base, own], METHODS).rows if row.method == "ditto")
+    assert row.own_low is not None
+    assert row.own_high is not None
+    assert 0.0999 <= row.own_low < 0.2 < row.own_high <= 0.3001
+
+
+def test_a_curve_has_all_bytes_and_seconds_until_each_evaluation() -> None:
+    """Three rounds of 10 bytes up, 30 down, 1 s of clients and 0.5 of the server; the second is not evaluated."""
+    spent: dict[str, Any] = {"bytes_up": {"parameters": 10}, "bytes_down": {"parameters": 25, "control": 5}}
+    spent |= {"client_seconds": 1.0, "server_seconds": 0.5}
+    points = cells.curve([a_record(0, 0.5, **spent), a_record(1, None, **spent), a_record(2, 0.6, **spent)])
+    assert [(p.round, p.figures["global"], p.bytes, p.seconds) for p in points] == [
+        (1, 0.5, 40, 1.5),
+        (3, 0.6, 120, 4.5),
+    ]
+
+
 def test_what_a_client_keeps_is_measured() -> None:
     assert not keeps_state("fedavg")
     assert keeps_state("scaffold")
@@ -289,6 +313,10 @@ def test_time_left_counts_runs_by_their_size(tiny: TaskFile) -> None:
     assert meter.seconds_left() == 174
     meter.spent, meter.expected = 3.0, 1.0
     assert meter.seconds_left() == 3 * 87
+    with meter.run(large, "a run that is run") as watch:
+        watch(SimpleNamespace(rounds=1), a_record(0))  # type: ignore[arg-type]
+    assert meter.expected == 11.0, "a second of FedAvg, and ten"
+    assert meter.seconds_left() == pytest.approx(77 * 3 / 11, rel=0.1)
 
 
 @pytest.fixture(autouse=True)

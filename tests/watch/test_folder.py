@@ -249,6 +249,7 @@ def test_other_methods_with_the_same_settings_are_drawn_over_a_run(tmp_path: Pat
     make_run(tmp_path / "b", rounds=2, seed=1)
     make_run(tmp_path / "c", rounds=2, method={"name": "fedprox", "mu": 0.5})
     make_run(tmp_path / "d", rounds=2, split="iid:clients=3")
+    make_run(tmp_path / "e", rounds=2, split="iid:clients=3", method={"name": "scaffold"})
     folder = Folder(tmp_path)
     one = next(row.id for row in folder.look() if row.name == "a")
     names = [series["name"] for series in events(folder, one)["part-curves"]["views"][0]["series"]]

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from fedskew.evaluation.figures import FIGURES
 from fedskew.experiment.progress import PROGRESS, ProgressWriter, Step, StudyProgress
 from fedskew.studies.board import tasks
 from fedskew.studies.board.metering import Meter
 from fedskew.studies.board.running import run_board
 from fedskew.studies.board.tasks import TaskFile, load_task
 from fedskew.watch import folder as folder_module
+from fedskew.watch import study
 from fedskew.watch.app import snapshot
 from fedskew.watch.folder import Folder
 from helpers.boards import write_tiny
@@ -114,6 +116,18 @@ def test_the_best_method_comes_first_and_one_that_failed_says_why(tmp_path: Path
     assert cells["rows"][3][3] == "failed"
     assert cells["list"] == ["local, seed 0: <b>too few samples</b>"]
     assert [s["name"] for s in found["part-curves"]["views"][0]["series"]] == ["fedprox", "fedavg"]
+
+
+def test_methods_with_equally_many_seeds_are_ordered_by_the_figure_and_only_whole_means_are_shown() -> None:
+    """Of `local` one of two seeds is finished: its mean cannot be compared, however high it is."""
+    values = {"fedavg": (0.5, 0.6), "fedprox": (0.7, 0.8), "local": (0.9,)}
+    steps = [Step(method=m, part=f"seed {i}", value=v) for m, of in values.items() for i, v in enumerate(of)]
+    lower = next(figure for figure in FIGURES.values() if figure.better == "lower")
+    assert list(study.by_method(steps, lower)) == ["fedavg", "fedprox", "local"]
+    found = study.by_method(steps, FIGURES["global"])
+    table = study.cells(found, FIGURES["global"], "")
+    assert table is not None
+    assert [(row[0], row[-1]) for row in table["rows"]] == [("fedprox", "75.00"), ("fedavg", "55.00"), ("local", "")]
 
 
 def test_a_race_that_is_running_comes_before_its_runs_and_they_are_listed_too(tmp_path: Path) -> None:

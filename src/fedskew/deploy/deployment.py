@@ -75,7 +75,7 @@ class Deployment:
                 elif client in cohort:
                     yield self._as_reply(reply)
         if self.pending >= 0:
-            self.late = self._metrics(None)
+            self.late = self._metrics([])
             self.known.append((self.pending, self.summary.own_figures()))
 
     def _layout(self, round: int, stage: str, broadcast: Payload) -> Layout:
@@ -134,10 +134,7 @@ class Deployment:
 
     def evaluate(self, round: int, broadcast: Payload) -> Metrics:
         chunks = range(self.world.chunks() if self.world.method.has_global else 0)
-        test: Score | None = None
-        for chunk in chunks:
-            score = self.world.evaluate_global(chunk, round, broadcast)
-            test = score if test is None else test + score
+        test = [self.world.evaluate_global(chunk, round, broadcast) for chunk in chunks]
         self.pending = round
         self.scores = []
         if round == self.world.rounds - 1:
@@ -153,9 +150,10 @@ class Deployment:
             for client in sorted(requests):
                 self._add_score(replies.read(client, 0))
 
-    def _metrics(self, test: Score | None) -> Metrics:
+    def _metrics(self, test: Sequence[Score]) -> Metrics:
         self.summary = Summary(self.newcomers)
-        self.summary.test = test
+        for chunk in test:
+            self.summary.add_test(chunk)
         for score in sorted(self.scores, key=lambda score: score.client):
             self.summary.add(score)
         return self.summary.metrics(len(self.evaluated) < self.population, self.groups)

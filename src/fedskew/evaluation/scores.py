@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data, pieces, take_together, to_device
-from fedskew.evaluation.counts import Counts, Predictions
+from fedskew.evaluation.bins import IntArray, Predictions
+from fedskew.evaluation.counts import Counts
 from fedskew.evaluation.metrics import ModelMetrics
 
 BATCH = 200  # samples per evaluation step: what a cache holds; fixed, because batch statistics depend on it
@@ -43,20 +45,6 @@ class Score:
     def counts(self) -> Counts | None:
         """The counted predictions; None if they are not kept."""
         return Counts.of(self.made) if isinstance(self.made, Predictions) else self.made
-
-    def counted(self) -> Score:
-        """This score with its predictions counted."""
-        return replace(self, made=self.counts)
-
-    def __add__(self, other: Score) -> Score:
-        counts = [s.counts for s in (self, other)]
-        known = [c for c in counts if c is not None]
-        return Score(
-            tuple(a + b for a, b in zip(self.correct, other.correct, strict=True)),
-            tuple(a + b for a, b in zip(self.total, other.total, strict=True)),
-            self.loss + other.loss,
-            Counts.sum(known, len(self.total)) if len(known) == 2 else None,
-        )
 
     def metrics(self, groups: Mapping[str, Sequence[int]] | None = None) -> ModelMetrics:
         """This score as metrics; `groups` (from `thirds`) adds the accuracy of head, middle and tail classes."""
@@ -140,21 +128,24 @@ def score(net: nn.Module, data: Data, classes: int, *, device: str = "cpu", batc
 class Together(NamedTuple):
     """The same model on the test parts of several clients, evaluated as one stream of batches."""
 
-    made: Predictions  # of all clients, one after the other
+    made: Predictions | None  # of all clients, one after the other; None: not kept
     sizes: list[int]  # each client's samples
     losses: list[float]  # each client's sum over samples
 
+    def by_class(self) -> tuple[IntArray, IntArray]:
+        """The correct samples and all samples of each client, by class.  # [clients, classes]"""
+        assert self.made is not None
+        classes, y = self.made.log_p.shape[1], self.made.y.numpy()
+        place = np.repeat(np.arange(len(self.sizes)) * classes, self.sizes) + y
+        right, cells = self.made.predicted.numpy() == y, len(self.sizes) * classes
+        correct, total = np.bincount(place[right], minlength=cells), np.bincount(place, minlength=cells)
+        return correct.reshape(-1, classes), total.reshape(-1, classes)
+
     def scores(self) -> list[Score]:
         """The score of each client."""
-        made, sizes = self.made, self.sizes
-        classes = made.log_p.shape[1]
-        place = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) * classes + made.y
-        correct, total = (
-            torch.bincount(places, minlength=len(sizes) * classes).view(-1, classes).tolist()
-            for places in (place[made.predicted == made.y], place)
-        )
-        parts = zip(*(torch.split(tensor, sizes) for tensor in made), strict=True)
-        rows = zip(correct, total, self.losses, parts, strict=True)
+        assert self.made is not None
+        parts = zip(*(torch.split(tensor, self.sizes) for tensor in self.made), strict=True)
+        rows = zip(*(table.tolist() for table in self.by_class()), self.losses, parts, strict=True)
         return [Score(tuple(c), tuple(t), loss, Predictions(*part)) for c, t, loss, part in rows]
 
 
@@ -192,9 +183,8 @@ def predictions(logits: Tensor, y: Tensor) -> tuple[Predictions, float]:
 
 
 def _score(made: Predictions, loss: float, classes: int) -> Score:
-    _, y, predicted = made
-    correct = torch.bincount(y[predicted == y], minlength=classes)
-    total = torch.bincount(y, minlength=classes)
+    y = made.y.numpy()
+    correct, total = (np.bincount(of, minlength=classes) for of in (y[made.predicted.numpy() == y], y))
     kept = made if made.log_p.numel() <= SMALL else Counts.of(made)
     return Score(tuple(correct.tolist()), tuple(total.tolist()), loss, kept)
 

@@ -7,7 +7,9 @@ import zlib
 
 import numpy as np
 
-from fedskew.evaluation.counts import BINS, LEVELS, ONE, Counts, IntArray, Sparse
+from fedskew.evaluation.areas import Sparse
+from fedskew.evaluation.bins import BINS, IntArray
+from fedskew.evaluation.counts import LEVELS, ONE, Counts
 
 MOST_SAMPLES = 1 << 40  # sums of several sites stay far below 2 ** 63
 

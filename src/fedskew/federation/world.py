@@ -227,7 +227,7 @@ class World:
     def evaluate_global(self, chunk: int, round: int, broadcast: Payload) -> Score:
         """Evaluate the global model on one chunk of the server's test set."""
         data = self.test_set(chunk * CHUNK, min((chunk + 1) * CHUNK, len(self.y_test)))
-        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data).counted()
+        return self._evaluate_shared(self.site(-1, round, "evaluate", Purpose.EVALUATE), broadcast, data)
 
     def arrays(self) -> dict[str, Tensor]:
         """The large constant arrays, which worker processes share."""

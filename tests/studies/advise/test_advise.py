@@ -245,6 +245,15 @@ def test_what_clients_contribute_adds_up_to_the_figure(tmp_path: Path) -> None:
         assert score.value == (score.own if goal.model == "own" else score.shared)
 
 
+def test_clients_that_never_train_contribute_nothing(tmp_path: Path) -> None:
+    """The figure is over the clients that train; a newcomer in the paired tests would be judged twice."""
+    experiment = replace(SMALL, holdout=replace(SMALL.holdout, newcomers=2), rounds=1)
+    scorer = Scorer(experiment, Goal("own", "accuracy"), tmp_path, Budget(100, "rounds"), every=1)
+    score = scorer.score(Candidate("fedavg", 0.1), 0, 1)
+    assert len(score.clients) == 3
+    assert score.value == pytest.approx(np.mean(list(score.clients.values())))
+
+
 def test_a_longer_score_continues_the_run_and_a_method_that_counts_rounds_starts_again(tmp_path: Path) -> None:
     scorer = Scorer(SMALL, Goal("own", "accuracy"), tmp_path, Budget(100, "rounds"), every=1)
     scorer.score(Candidate("fedavg", 0.1), 0, 1)
@@ -322,3 +331,27 @@ def test_time_between_runs_is_part_of_the_budget(tmp_path: Path) -> None:
     counted.charge(2)
     counted.charge()
     assert counted.budget.spent == 2
+
+
+def test_advice_goes_on_only_where_everything_that_was_asked_is_the_same() -> None:
+    asked: dict[str, Any] = {
+        "base": SMALL,
+        "limits": shortlist.Limits(),
+        "goal": None,
+        "seeds": (0, 1, 2),
+        "methods": (),
+        "budget": Budget(10, "rounds"),
+        "tasks": (),
+    }
+    others: dict[str, Any] = {
+        "base": replace(SMALL, rounds=4),
+        "limits": shortlist.Limits(state=False),
+        "goal": "global",
+        "seeds": (0, 1, 3),
+        "methods": ("fedprox",),
+        "budget": Budget(10, "seconds"),
+    }
+    found = {advising.fingerprint(**asked | {key: value}) for key, value in others.items()}
+    assert len(found | {advising.fingerprint(**asked)}) == len(others) + 1
+    other_method = replace(SMALL, method=fedskew.METHODS["fedprox"](), seed=7)  # neither is asked for
+    assert advising.fingerprint(**asked | {"base": other_method}) == advising.fingerprint(**asked)

@@ -6,14 +6,17 @@ No training: scores are drawn from a distribution, a seed costs what the budget 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import fedskew
 from fedskew.studies.advise.advice import open_lead, too_little
 from fedskew.studies.advise.budget import Budget, BudgetUsed
-from fedskew.studies.advise.finals import MOST, Finals, run_finals, seeds_after
+from fedskew.studies.advise.finals import MOST, Finals, finalists, on_test, run_finals, seeds_after
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.promotion import Fate
 from fedskew.studies.advise.race import Race, Rung
@@ -197,3 +200,50 @@ def test_too_small_a_budget_says_what_would_be_enough() -> None:
     (note,) = too_little(found, scorer.budget)
     assert note.startswith("About 165 rounds should be enough")
     assert too_little(final(noise(0), 5)[1], scorer.budget) == []
+
+
+# Who is in it, and on which samples its numbers are.
+
+
+def finished_race(values: dict[str, tuple[float, float | None]]) -> Race:
+    """A race whose methods have these values, and their global models those."""
+    return Race(
+        [],
+        {
+            Candidate(name, 0.1): [Score(method=name, lr=0.1, seed=0, rounds=5, value=value, shared=shared)]
+            for name, (value, shared) in values.items()
+        },
+        {},
+    )
+
+
+VALUES = {"fedavg": (0.5, 0.5), "local": (0.4, None), "finetune": (0.6, 0.5)}
+
+
+def test_the_best_global_model_is_in_the_final_in_place_of_the_third_leader() -> None:
+    """fedprox, feddyn and scaffold lead; fedyogi is fourth, but has the best global model."""
+    others = {"fedprox": (0.9, 0.6), "feddyn": (0.8, 0.6), "scaffold": (0.7, 0.6), "fedyogi": (0.6, 0.8)}
+    found = [c.method for c in finalists(finished_race(VALUES | others), 1)]
+    assert found == ["fedavg", "finetune", "local", "fedprox", "feddyn", "fedyogi"]
+
+
+def test_by_loss_the_best_global_model_is_that_of_the_lowest() -> None:
+    others = {"fedprox": (0.1, 0.6), "feddyn": (0.2, 0.9), "scaffold": (0.3, 0.6), "fedyogi": (0.4, 0.2)}
+    found = [c.method for c in finalists(finished_race(VALUES | others), -1)]
+    assert found[-3:] == ["fedprox", "feddyn", "fedyogi"]
+
+
+def test_the_numbers_of_the_answer_are_those_of_the_test_parts(tmp_path: Path) -> None:
+    experiment = fedskew.Experiment(
+        split="sample:keep=300+dirichlet:alpha=0.3,clients=4", model="mlp:hidden=16", rounds=1
+    )
+    scorer = Scorer(experiment, Goal("own", "accuracy"), tmp_path, Budget(10, "rounds"), every=1)
+    candidate = Candidate("fedavg", 0.1)
+    on_validation = scorer.score(candidate, 0, 1)
+    trial = scorer.experiment(candidate, 0, 1)
+    run = fedskew.Run(replace(trial, evaluation=replace(trial.evaluation, part="test")), workers=1)
+    list(run)
+    assert run.result is not None
+    found = on_test(scorer, candidate, 0, 1)
+    assert found == scorer.goal.figure.read(run.result)
+    assert found != pytest.approx(on_validation.value)

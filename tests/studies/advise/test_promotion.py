@@ -17,7 +17,9 @@ from fedskew.studies.advise.promotion import (
     LEADS,
     RISES,
     Fate,
+    differences,
     promote,
+    rise,
     signed_rank,
 )
 from fedskew.studies.advise.scoring import Candidate, Score
@@ -161,3 +163,17 @@ def test_the_signed_rank_test_is_scipy_s(count: int, digits: int) -> None:
 
 def test_no_differences_are_no_evidence() -> None:
     assert signed_rank(np.zeros(4)) == 1.0
+
+
+def test_a_client_is_paired_with_itself_under_the_same_seed() -> None:
+    """Values 1, 2 and 10, 20 less 0.5, 1 and 9, 17: the seed changes them more than the method does."""
+    _, leader = scores("fedprox", [1.0, 2.0], [10.0, 20.0])
+    _, other = scores("scaffold", [0.5, 1.0], [9.0, 17.0])
+    assert differences(leader, other) == [0.5, 1.0, 1.0, 3.0]
+    assert differences(leader, other[1:]) == [1.0, 3.0]
+
+
+def test_a_rise_is_by_round_not_by_evaluation() -> None:
+    """From 0.5 to 0.6 in the five rounds between two evaluations: 0.02 a round."""
+    _, made = scores("fedprox", [0.6], before=0.5)
+    assert rise(made) == pytest.approx(0.02)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
+
+import pytest
 
 from fedskew.experiment.config import Experiment
+from fedskew.studies.advise import race as race_module
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.race import Race, run_race
@@ -63,3 +66,17 @@ def test_a_race_without_budget_for_a_rival_stops_and_leaves_the_rest_to_the_fina
     assert [rung.rounds for rung in race.rungs] == [5]
     assert len({candidate.name for candidate in race.scores}) > 1
     assert len(made) * 5 < 100
+
+
+def test_a_slow_starter_is_judged_by_the_rounds_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 30 rounds the rungs are 5, 15 and 30: 25 and 15 are left. What is tried further has no grace, nor the end."""
+    left, real = [], race_module.promote
+
+    def watched(scores: Any, keep: int, rest: int, *more: Any) -> Any:
+        left.append(rest)
+        return real(scores, keep, rest, *more)
+
+    monkeypatch.setattr(race_module, "promote", watched)
+    race, _ = raced(1e6, rounds=30)
+    assert left == [0, 25, 15, 0]
+    assert [rung.rounds for rung in race.rungs] == [5, 15, 30]

@@ -172,8 +172,7 @@ class Simulation:
             elif isinstance(result, ClientScore):
                 summary.add(result)
             elif isinstance(result, Together):
-                for client, score in zip(job.clients, result.scores(), strict=True):
-                    summary.add(ClientScore(client, score, score, fallback=client not in self.store))
+                summary.add_together(job.clients, result, [c for c in job.clients if c not in self.store])
             else:
                 raise RuntimeError(f"client {job.item} could not be evaluated: {result}")
         return summary

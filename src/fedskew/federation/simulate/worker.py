@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from fedskew.core.tensors import Payload
-from fedskew.evaluation.counts import Counts, Predictions
+from fedskew.evaluation.bins import Predictions
+from fedskew.evaluation.counts import Counts
 from fedskew.evaluation.scores import ClientScore, Score, Together
 from fedskew.federation.simulate.jobs import Job, Lost, Result, Trained, die, perform
 from fedskew.federation.simulate.shared_memory import (
@@ -139,6 +140,7 @@ def plain_result(result: ClientScore | Together | Score | Lost) -> dict[str, Any
     if isinstance(result, Score):
         return plain_score(result)
     if isinstance(result, Together):
+        assert result.made is not None
         arrays = [tensor.numpy().tobytes() for tensor in result.made]
         return {"made": arrays, "sizes": result.sizes, "losses": result.losses}
     return {

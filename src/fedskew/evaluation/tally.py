@@ -1,0 +1,141 @@
+"""The scores of one kind of model over many clients: a few numbers of each, and the sum of all counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedskew.evaluation.areas import part_aurocs
+from fedskew.evaluation.bins import IntArray, Placed, Predictions, place
+from fedskew.evaluation.counts import Counts, Sums
+from fedskew.evaluation.scores import Score, Together
+
+TOGETHER = 200_000  # scores (samples times classes) that are counted in one go
+COLUMNS = ("correct", "total", "losses", "predicted", "aurocs")
+
+
+class Tally:
+    """Scores of one kind of model, added one at a time or those of several clients at once.
+
+    Its lists have one entry for each client, in the order they were added. With `each` False only the sum is wanted,
+    as of the chunks of one test set: then `predicted` and `aurocs` are not known.
+    """
+
+    def __init__(self, *, each: bool = True) -> None:
+        self.each = each
+        self.correct: list[Sequence[int]] = []  # by class
+        self.total: list[Sequence[int]] = []  # by class
+        self.losses: list[float] = []  # sums over samples
+        self.predicted: list[Sequence[int]] = []  # by class; (): not known
+        self.aurocs: list[float | None] = []
+        self.uncounted = False  # whether a score came without predictions
+        self.sums: Sums | None = None  # while counts are added: their sum
+        self.made: Counts | None = None  # otherwise: their sum, which takes less memory; None: there are none
+        self.waiting: list[Predictions] = []  # that are still to be counted
+        self.places: list[int] = []  # whose these are
+        self.size = 0  # how many scores (samples times classes) these have
+
+    def add(self, score: Score) -> None:
+        """Add the score of one client."""
+        made = score.made
+        self._append([score.correct], [score.total], [score.loss], made if isinstance(made, Predictions) else None)
+        if isinstance(made, Counts):
+            self._sums(made.classes).add(made)
+            if self.each:
+                self.predicted[-1], self.aurocs[-1] = made.confusion.sum(axis=0).tolist(), made.auroc
+        self.uncounted = self.uncounted or made is None
+
+    def add_together(self, scored: Together) -> None:
+        """Add the scores of several clients."""
+        correct, total = scored.by_class()
+        self._append(correct.tolist(), total.tolist(), scored.losses, scored.made)
+        self.uncounted = self.uncounted or scored.made is None
+
+    def _append(
+        self,
+        correct: Sequence[Sequence[int]],
+        total: Sequence[Sequence[int]],
+        losses: Sequence[float],
+        made: Predictions | None,
+    ) -> None:
+        first, clients = len(self.losses), len(losses)
+        self.correct += correct
+        self.total += total
+        self.losses += losses
+        self.predicted += [()] * clients
+        self.aurocs += [None] * clients
+        if made is not None:
+            self.waiting.append(made)
+            self.places += range(first, first + clients)
+            self.size += made.log_p.numel()
+            if self.size > TOGETHER:
+                count_waiting([self])
+
+    def _sums(self, classes: int) -> Sums:
+        if self.sums is None:
+            self.sums = Sums(classes)
+            if self.made is not None:
+                self.sums.add(self.made)
+        self.made = None
+        return self.sums
+
+    def count(self, placed: Placed) -> None:
+        """Count the predictions that wait, whose places are now known."""
+        classes = placed.keys.shape[1]
+        self._sums(classes).add_placed(placed)
+        if self.each:
+            total = np.array([self.total[i] for i in self.places])
+            rows = np.repeat(np.arange(len(total)) * classes, total.sum(axis=1))
+            said: IntArray = np.bincount(rows + placed.predicted, minlength=total.size).reshape(total.shape)
+            for i, row, auroc in zip(self.places, said, part_aurocs(placed, total), strict=True):
+                self.predicted[i], self.aurocs[i] = row.tolist(), auroc
+        self.waiting, self.places, self.size = [], [], 0
+
+    @property
+    def counts(self) -> Counts | None:
+        """The counts of all samples together; None if some are not known, or there are none. Nothing may wait."""
+        if self.sums is not None:
+            self.made, self.sums = self.sums.counts(), None
+        return None if self.uncounted else self.made
+
+    def tables(self) -> tuple[IntArray, IntArray]:
+        """The correct samples and all samples of each client, by class.  # [clients, classes]"""
+        return np.array(self.correct, np.int64), np.array(self.total, np.int64)
+
+    def pooled(self, tables: tuple[IntArray, IntArray] | None = None) -> Score:
+        """The score on the samples of all clients together. `tables` are its own, if they are known already."""
+        correct, total = (tuple(table.sum(axis=0).tolist()) for table in tables or self.tables())
+        return Score(correct, total, sum(self.losses), self.counts)
+
+    def scores(self) -> list[Score]:
+        """The score of each client, without predictions."""
+        rows = zip(self.correct, self.total, self.losses, self.predicted, self.aurocs, strict=True)
+        return [Score(tuple(c), tuple(t), loss, None, tuple(said), auroc) for c, t, loss, said, auroc in rows]
+
+
+def count_waiting(tallies: Sequence[Tally]) -> None:
+    """Count the predictions that wait in these, in one go."""
+    filled = [tally for tally in tallies if tally.waiting]
+    if not filled:
+        return
+    placed = place(Predictions.cat([made for tally in filled for made in tally.waiting]))
+    end = 0
+    for tally in filled:
+        start, end = end, end + sum(len(made.y) for made in tally.waiting)
+        tally.count(placed.rows(start, end))
+
+
+def merged(first: Tally, second: Tally, from_first: Sequence[bool]) -> Tally:
+    """Both tallies as one: `from_first` says of each client in order where its entry is. Nothing may wait in them."""
+    if not (first.losses and second.losses):
+        return first if first.losses else second
+    both = Tally()
+    for name in COLUMNS:
+        one, two = iter(getattr(first, name)), iter(getattr(second, name))
+        setattr(both, name, [next(one if is_first else two) for is_first in from_first])
+    both.uncounted = first.uncounted or second.uncounted
+    for tally in (first, second):
+        if tally.counts is not None:
+            both._sums(tally.counts.classes).add(tally.counts)
+    return both
