@@ -43,6 +43,7 @@ results: $(READY)
 	$(BIN)/fedskew table docs
 	$(BIN)/fedskew board page
 	$(BIN)/python scripts/board_picture.py
+	$(BIN)/python scripts/front_picture.py
 	$(BIN)/python -m fedskew.report.papers
 
 # half an hour or more on two idle cores; again to resume; ends with an error if a method's default is not sound

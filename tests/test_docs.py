@@ -52,16 +52,30 @@ def test_every_command_is_on_the_page_of_commands() -> None:
 def test_the_front_page_s_figures_are_those_of_the_results() -> None:
     """The text for those who cannot see the picture says what the picture shows."""
     readme = (ROOT / "README.md").read_text()
-    shared, worst = front_picture.last_rounds("global"), front_picture.last_rounds("worst")
+    shared, worst = front_picture.global_models(), front_picture.own_models()
+    even, skewed, *better = (f"{bar.mean:.0f}" for bar in shared)
+    assert f"global model from {even} to {skewed} %" in readme
+    named = [bar.label for bar in shared[2:]]
+    words = f"{', '.join(named[:-1])} and {named[-1]} reach {min(better)} to {max(better)} % on average"
+    assert words in readme
+    own = {bar.label: f"{bar.mean:.0f}" for bar in worst}
+    assert f"falls from {own['FedAvg, no skew']} to {own['FedAvg']} %" in readme
+    assert f"no federation has {own['no federation']} %, fine-tuned FedAvg {own['FedAvg, fine-tuned']} %" in readme
 
-    def mean(values: list[float]) -> str:
-        return f"{sum(values) / len(values):.0f}"
 
-    assert f"from {mean(shared['iid'])} to {mean(shared['fedavg'])} %" in readme
-    others = [mean(shared[runs]) for _, runs, role in front_picture.GLOBAL if role == "better"]
-    assert f"reach {min(others)} to {max(others)} %" in readme
-    assert f"from {mean(worst['iid'])} to {mean(worst['fedavg'])} %" in readme
-    assert f"training alone has {mean(worst['local'])} %, fine-tuned FedAvg {mean(worst['finetune'])} %" in readme
+def test_the_front_picture_rests_on_a_baseline_that_has_converged() -> None:
+    even, skewed = front_picture.tasks()
+    assert even.ranked
+    assert skewed.ranked
+    assert even.settings["model"] == skewed.settings["model"]
+    assert even.settings["data"] == skewed.settings["data"]
+
+
+@pytest.mark.parametrize("name", [f"front-{kind}{look}" for kind in ("", "narrow-") for look in ("light", "dark")])
+def test_the_front_picture_is_what_the_evidence_says(name: str, tmp_path: Path) -> None:
+    look = front_picture.LOOKS[name.rpartition("-")[2]]
+    front_picture.draw(look, tmp_path / "made.svg", narrow="narrow" in name)
+    assert (tmp_path / "made.svg").read_text() == (DOCS / f"{name}.svg").read_text(), "run scripts/front_picture.py"
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])
