@@ -202,6 +202,13 @@ def test_too_small_a_budget_says_what_would_be_enough() -> None:
     assert too_little(final(noise(0), 5)[1], scorer.budget) == []
 
 
+def test_a_final_without_a_leader_still_has_training_alone_and_fine_tuning() -> None:
+    candidates = [Candidate(name, 0.1) for name in ("fedavg", "finetune", "local")]
+    raced = {c: [made(c, 1000, 0.5), made(c, 1001, 0.5)] for c in candidates}
+    found = run_finals(cast(Scorer, Drawn(noise(0), 10_000)), Race([], raced, {}), 10, FIRST)
+    assert list(found.scores) == candidates
+
+
 # Who is in it, and on which samples its numbers are.
 
 

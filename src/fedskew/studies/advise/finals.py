@@ -107,7 +107,7 @@ def run_finals(scorer: Scorer, race: Race, rounds: int, seeds: Sequence[int], mo
 
     def affordable() -> list[Candidate]:
         for count in (len(seeds), min(FEWEST, len(seeds))):
-            for size in range(len(everyone), needed, -1):
+            for size in range(len(everyone), min(needed, len(everyone) - 1), -1):  # with a leader, if there is one
                 if cost(everyone[:size], seeds[:count]) <= scorer.budget.left:
                     return everyone[:size]
         first = next((c for c in race.best(scorer.goal.sign).values() if c.name != BASELINE), None)
