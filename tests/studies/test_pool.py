@@ -17,7 +17,7 @@ from helpers.processes import alive
 
 # the battery, with a run that never ends in place of a real one
 STUCK = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from fedskew.studies import soundness
 
@@ -26,6 +26,7 @@ def stuck(job, out):
     time.sleep(3600)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     soundness.rates = lambda nets, *_: dict.fromkeys(nets, 0.1)
     soundness.run_job = stuck
     soundness.run_battery(Path(sys.argv[1]), methods=["fedavg"], nets=["mlp"], splits=["iid"], workers=2, say=print)
