@@ -109,7 +109,7 @@ class CReFF(Method):
         split: "the head is trained on federated features, which start as noise and are matched a little each round: "
         f"after 10 rounds with an mlp on digits {ours} %, FedAvg's head on the same body {fedavg} %."
         for split, ours, fedavg in (("iid", 92.4, 96.2), ("two", 80.5, 86.4))
-    }
+    } | {"dirichlet": "as for iid: 92.9 % with simple-cnn on digits, FedAvg 95.6."}
 
     per_class: Natural = setting(100, help="Federated features per class; 0 gives FedAvg.", source="the paper")
     match: Natural = setting(100, help="Gradient-matching steps on the features per round.", source="the paper")

@@ -37,6 +37,11 @@ class FedAdagrad(Method):
         r"x &\leftarrow x + \eta_s \, \frac{m}{\sqrt{v} + \tau}"
     )
     terms_off = None  # each entry has a step size of its own
+    weak_where = {
+        "cnn4": "the step of each entry shrinks as squares add up, so it is slow: on IID digits 87.6 % on validation "
+        "samples after 6 rounds, FedAvg 94.8; after 12 rounds 95.1 and 97.6.",
+        "resnet8": "the step of each entry shrinks as squares add up, so it is slow: 87.5 % on IID data, FedAvg 95.7.",
+    }
 
     server_lr: Positive = setting(
         0.01,

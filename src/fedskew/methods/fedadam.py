@@ -39,7 +39,9 @@ class FedAdam(Method):
     terms_off = None  # each entry has a step size of its own
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
-        "88.9 % on IID digits, 98.1 % with the statistics of the batch (FedAvg 95.8, 97.5)."
+        "88.9 % on IID digits, 98.1 % with the statistics of the batch (FedAvg 95.8, 97.5).",
+        "simple-cnn": "the server's step does not fall with the clients' learning rate: on IID digits 91.5 % on "
+        "validation samples, 88.1 with server_lr = 0.01, FedAvg 95.2.",
     }
 
     server_lr: Positive = setting(

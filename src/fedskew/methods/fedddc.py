@@ -110,8 +110,8 @@ class FedDDC(Method):
     quick = {"I": 3, "J": 3}
     public = True
     weak_where = {
-        "iid": "each round ends with 100 steps of Adam on the public set. With 50 samples there it overfits: 86.4 % "
-        "with an mlp on digits, 84.7 with their labels alone (lam = 1), 94.8 without these steps (J = 0)."
+        "iid": "each round ends with training on the public set, which takes the model away from what the clients have "
+        "taught it: 74.6 % on the board's task without skew (100 public samples), FedAvg 81.3."
     }
 
     dfl: Literal["both", "tlcr", "crb", "none"] = setting(

@@ -44,6 +44,10 @@ class FedDF(Method):
         r"S}{\mathrm{mean}} \; z_k \bigr) \,\|\, \mathrm{softmax}\, F(\cdot; w) \Bigr) \text{ on } D_0"
     )
     terms_off = {"steps": 0}
+    weak_where = {
+        "two": "the server learns on 50 public samples from clients that know two classes each: cnn4 on digits 91.0 %, "
+        "FedAvg 94.3."
+    }
     sums_only = False
     quick = {"steps": 3}
     public = True

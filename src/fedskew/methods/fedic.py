@@ -78,8 +78,10 @@ class FEDIC(Method):
     quick = {"steps": 3, "distil_steps": 3}
     public = True
     weak_where = {
-        "iid": "each round ends with 100 steps of Adam on the public set. With 50 samples there they take the model "
-        "away from what the clients' 800 have taught it; without them (distil_steps = 0) it is FedAvg."
+        "iid": "each round ends with training on the public set, which takes the model away from what the clients have "
+        "taught it: 5.5 points below FedAvg on the board's task without skew (100 public samples).",
+        "mlp two": "with 50 public samples it stays 3.1 points below FedAvg on digits; with 100 samples and twenty clients "
+        "it is 4.0 points ahead (the board's t2).",
     }
 
     ld: Annotated[float, Meta(ge=0, le=1)] = setting(

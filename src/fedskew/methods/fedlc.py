@@ -40,7 +40,11 @@ class FedLC(Method):
     formula = r"L = -\log \frac{\exp(f_y - \tau n_y^{-1/4})}{\sum_{c:\, n_c > 0} \exp(f_c - \tau n_c^{-1/4})}"
     terms_off = {"tau": 0.0}
     weak_where = {
-        "two": "-19.4 points to FedAvg after 10 rounds with an mlp on digits; missing classes are left out of the loss."
+        split: f"classes that a client lacks are left out of its loss: on digits {figures}."
+        for split, figures in (
+            ("two", "55.3 % with an mlp, FedAvg 91.5"),
+            ("dirichlet", "85.9 % with an mlp and 81.5 with simple-cnn, FedAvg 94.7 and 95.6"),
+        )
     }
 
     tau: NotNegative = setting(

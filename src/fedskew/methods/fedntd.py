@@ -43,8 +43,9 @@ class FedNTD(Method):
     )
     terms_off = {"beta": 0.0}
     weak_where = {
-        "two": "-9.0 points to FedAvg after 10 rounds with an mlp on digits; "
-        "the global model is distilled on the classes that are not true, and it is poor in early rounds."
+        split: "the global model is distilled on the classes that are not true, and it is poor in early rounds: "
+        f"{ours} % with {net} on digits, FedAvg {fedavg}."
+        for split, net, ours, fedavg in (("two", "an mlp", 85.9, 91.5), ("dirichlet", "simple-cnn", 91.8, 95.6))
     }
 
     beta: NotNegative = setting(

@@ -46,6 +46,10 @@ class FedProc(Method):
         r"P_c \rVert \rangle}, \qquad P_c = \frac{\sum_i \sum_{z \in Z_{ic}} z}{\sum_i N_i^c}"
     )
     terms_off = None  # the weight of L_gpc follows from the round; only round 0 is FedAvg's
+    weak_where = {
+        "iid": "after the first round the contrast counts most, cross entropy only later: mlp on digits 90.7 % on "
+        "validation samples after 12 rounds, FedAvg 93.7; after 24 rounds 93.1 and 95.3."
+    }
 
     normalise_z: bool = setting(
         False, help="True: cosine(z, P_c) instead of <z, P_c / |P_c|>.", source="the authors' code"

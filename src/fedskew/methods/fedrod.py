@@ -52,8 +52,11 @@ class FedRoD(Method):
     )
     terms_off = {"balanced": False}
     weak_where = {
-        "two": "-19.8 points to FedAvg after 10 rounds with an mlp on digits; "
-        "balanced softmax leaves missing classes out of the loss."
+        split: f"balanced softmax leaves classes that a client lacks out of its loss: on digits {figures}."
+        for split, figures in (
+            ("two", "57.4 % with an mlp, FedAvg 91.5"),
+            ("dirichlet", "87.4 % with an mlp and 83.2 with simple-cnn, FedAvg 94.7 and 95.6"),
+        )
     }
 
     balanced: bool = setting(

@@ -47,8 +47,11 @@ class FedRS(Method):
     )
     terms_off = {"alpha": 1.0}
     weak_where = {
-        "two": "-10.9 points to FedAvg after 10 rounds with an mlp on digits; "
-        "logits of missing classes are scaled down in the loss."
+        split: f"logits of classes that a client lacks are scaled down in its loss: on digits {figures}."
+        for split, figures in (
+            ("two", "72.7 % with an mlp, FedAvg 91.5"),
+            ("dirichlet", "92.4 % with an mlp and 88.0 with simple-cnn, FedAvg 94.7 and 95.6"),
+        )
     }
 
     alpha: Annotated[float, Meta(ge=0, le=1)] = setting(

@@ -66,6 +66,10 @@ class VHL(Method):
         r"l_{fa} &= \mathrm{SupCon}\bigl( (f(x), y), (f(x'), y') \bigr) + 0.1 \, \mathrm{SupCon}(f(x'), y')"
     )
     terms_off = {"lambda_c": 0.0, "lambda_v": 0.0}
+    weak_where = {
+        "iid": "part of each step goes to the virtual samples, so it is slower: cnn4 on digits 91.6 % on validation "
+        "samples after 6 rounds, FedAvg 94.8; after 12 rounds 96.4 and 97.6."
+    }
 
     lambda_v: NotNegative = setting(
         1.0, help="Weight of cross entropy on virtual samples; 0: off.", source="the paper", search=(0.1, 2.0)
