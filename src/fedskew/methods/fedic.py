@@ -80,8 +80,8 @@ class FEDIC(Method):
     weak_where = {
         "iid": "each round ends with training on the public set, which takes the model away from what the clients have "
         "taught it: 5.5 points below FedAvg on the board's task without skew (100 public samples).",
-        "mlp two": "with 50 public samples it stays 3.1 points below FedAvg on digits; with 100 samples and 20 clients it "
-        "is 4.0 points ahead (the board's t2).",
+        "mlp two": "with 50 public samples it stays 3.1 points below FedAvg on digits; with 100 samples and 20 clients "
+        "it is 4.0 points ahead (the board's t2).",
     }
 
     ld: Annotated[float, Meta(ge=0, le=1)] = setting(
