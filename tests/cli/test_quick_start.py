@@ -11,6 +11,7 @@ import pytest
 from fedskew.cli.quick_start import load_torch
 
 
+@pytest.mark.slow
 def test_collection_is_on_again_after_torch_was_imported() -> None:
     code = (
         "import gc, sys; from fedskew.cli.quick_start import load_torch; load_torch(); "

@@ -198,6 +198,7 @@ def test_a_site_that_lost_its_state_is_left_out_and_says_so(tmp_path: Path) -> N
     assert "missing or damaged" in record.lost[2]
 
 
+@pytest.mark.slow
 def test_sites_that_do_not_answer_are_left_out_after_the_time_out(tmp_path: Path) -> None:
     def silent(place: int, ask: Header, answer: Header, payload: bytes) -> tuple[Header, bytes] | None:
         return None if place == 0 and ask["kind"] == "work" else (answer, payload)
@@ -322,6 +323,7 @@ def test_sites_without_keys_tell_their_names_and_a_second_of_one_name_is_refused
     assert between.roster.nodes == {"west": 100, "north": 101, "south": 102}
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_its_sites_only_so_long(tmp_path: Path) -> None:
     few = nodes_in(tmp_path)[:1]
     between, _ = served(experiment("fedavg"), tmp_path, nodes=few, open=True, sites=3)

@@ -298,6 +298,7 @@ def test_a_child_ends_with_its_pipe_and_its_end_is_heard(tmp_path: Path, monkeyp
     assert "to the log" in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_written_to_the_spool_is_an_error_and_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +549,7 @@ def test_serve_prints_that_it_is_ready_each_round_and_the_result(
     assert lost.code == 0
 
 
+@pytest.mark.slow
 def test_serve_ends_with_code_5_if_a_site_never_took_part(
     fedskew: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,8 @@ from fedskew.federation.wire import decode, encode
 from fedskew.methods import REGISTRY
 from sites import NAMES, few_digits, nodes_in, served
 
+pytestmark = pytest.mark.slow  # dozens of small federations
+
 SPLIT = "iid:clients=3"
 FEDAVG = REGISTRY["fedavg"]()
 

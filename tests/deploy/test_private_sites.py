@@ -22,6 +22,8 @@ from fedskew.federation.private import flat, scaled, shortened
 from fedskew.federation.wire import decode, encode
 from sites import few_digits, nodes_in, served
 
+pytestmark = pytest.mark.slow  # dozens of small federations
+
 pytest.importorskip("dp_accounting")
 NOISE = {"noise": 0.5, "clip": 0.5}
 

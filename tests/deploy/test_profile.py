@@ -20,6 +20,8 @@ from fedskew.experiment.config import Experiment, from_dict
 from fedskew.report.html import write_report
 from sites import NAMES, nodes_in, served
 
+pytestmark = pytest.mark.slow  # dozens of small federations
+
 COUNTS = ((12, 8, 0), (0, 8, 12), (10, 0, 10))  # of classes a, b, c at each site: 20 training samples each
 ALLOWED = Policy(profile=True)
 

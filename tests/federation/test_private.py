@@ -122,6 +122,7 @@ def test_a_single_gaussian_by_hand() -> None:
     assert 0.7 * classical < spent(5.0, 1, 9, 9, 1e-5) <= classical * 1.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cohort", "population"), [(200, 200), (20, 200)])
 def test_a_budget_picks_the_smallest_noise_that_keeps_it(cohort: int, population: int) -> None:
     noise = noise_for(8.0, 20, cohort, population, 1e-5)

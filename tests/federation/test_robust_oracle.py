@@ -58,6 +58,7 @@ def test_mean_trimmed_mean_median_and_nearest_neighbour_mixing_are_byzfls(byzfl:
         assert_close(ours, torch.from_numpy(theirs(vectors.numpy())))
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(case=cases())
 def test_the_geometric_median_is_byzfls_after_as_many_steps_as_it_needs(byzfl: Any, case: Any) -> None:

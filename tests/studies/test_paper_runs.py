@@ -33,6 +33,7 @@ def test_a_plan_gives_each_run_its_command_seed_by_seed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_runs_are_made_once_kept_with_their_command_and_finished_ones_are_not_repeated(tmp_path: Path) -> None:
     plan, cells, said = write_plan(tmp_path, "[3]"), tmp_path / "cells", list[str]()
     assert make_runs(plan, cells, tmp_path / "out", words=["prox"], say=said.append) == ["small-prox-s3"]
@@ -47,6 +48,7 @@ def test_runs_are_made_once_kept_with_their_command_and_finished_ones_are_not_re
     assert (tmp_path / "out/small-prox-s3/result.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_with_a_sentence_and_keeps_nothing(tmp_path: Path) -> None:
     plan = write_plan(tmp_path)
     plan.write_text(plan.read_text().replace("training.lr=0.05", "training.lr=-1"))

@@ -20,6 +20,8 @@ from fedskew.methods.fedmr import FedMR
 from fedskew.studies.tune import Search, criterion, declared_ranges, read_range, search, space
 from helpers.records import over_clients
 
+pytestmark = pytest.mark.slow  # dozens of small federations
+
 BASE = Experiment(split="dirichlet:alpha=0.5,clients=4", model="mlp:hidden=16", rounds=2, training=Training(lr=0.1))
 
 

@@ -206,6 +206,7 @@ def test_too_many_open_pages_are_refused(runs: Path, monkeypatch: pytest.MonkeyP
     assert client(runs).get("/events").status_code == 503
 
 
+@pytest.mark.slow
 def test_a_server_beside_a_run_tells_of_new_rounds_and_ends(runs: Path) -> None:
     with watching(runs, Address(port=0)) as url:
         assert url.startswith("http://127.0.0.1:")
@@ -217,6 +218,7 @@ def test_a_server_beside_a_run_tells_of_new_rounds_and_ends(runs: Path) -> None:
             assert (row["round"], row["value"]) == (3, "87.50 %")
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_under_an_open_page_prints_nothing(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with watching(runs, Address(port=0)) as url:
         page = urllib.request.urlopen(f"{url}events", timeout=30)
@@ -249,6 +251,7 @@ def test_a_port_in_use_is_a_clear_sentence(runs: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_with_certificates_the_page_is_served_by_tls(runs: Path, tmp_path: Path) -> None:
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"

@@ -70,6 +70,7 @@ def run(fault: str, robust: dict[str, object] | None = None, workers: int = 1) -
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("kind", ["noise", "labels", "alie"])
 def test_attacks_give_the_same_bits_on_any_number_of_workers(kind: str) -> None:

@@ -160,6 +160,7 @@ def test_the_seeds_of_the_race_are_never_those_of_the_final() -> None:
     assert len(near) == MOST - 3
 
 
+@pytest.mark.slow
 def test_a_planted_fault_would_be_seen() -> None:
     """The simulation above is not empty: without allowing for the number of methods, mistakes are more than 5 %."""
     figure: Any = Goal("own", "accuracy").figure
