@@ -40,7 +40,7 @@ class FedAdagrad(Method):
     weak_where = {
         "cnn4": "the step of each entry shrinks as squares add up, so it is slow: on IID digits 87.6 % on validation "
         "samples after 6 rounds, FedAvg 94.8; after 12 rounds 95.1 and 97.6.",
-        "resnet8": "the step of each entry shrinks as squares add up, so it is slow: 87.5 % on IID data, FedAvg 95.7.",
+        "resnet8": "probably slow, as with cnn4, which was not tested here: 87.5 % on IID digits, FedAvg 95.7.",
     }
 
     server_lr: Positive = setting(

@@ -66,8 +66,8 @@ class FedDC(Method):
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
         "71.4 % on IID digits, 97.9 % with the statistics of the batch (FedAvg 94.3, 96.1).",
-        "cnn4 two": "results depend much on which samples are held out: 83.4 % on digits (three seeds), FedAvg 95.2; "
-        "on validation samples of the same clients 95.3, FedAvg 96.8, and 96.8 with alpha = 0.001.",
+        "cnn4 two": "the cause is not known: 83.4 % on digits (three seeds), FedAvg 95.2; on validation samples of the "
+        "same clients 95.3, FedAvg 96.8, and 96.8 with alpha = 0.001.",
     }
 
     alpha: Positive = setting(

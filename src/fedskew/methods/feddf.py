@@ -45,7 +45,7 @@ class FedDF(Method):
     )
     terms_off = {"steps": 0}
     weak_where = {
-        "two": "the server learns on 50 public samples from clients that know two classes each: cnn4 on digits 91.0 %, "
+        "two": "probably because the server learns on 50 public samples from clients that know two classes each: cnn4 on digits 91.0 %, "
         "FedAvg 94.3."
     }
     sums_only = False
