@@ -40,8 +40,8 @@ class FedAdam(Method):
     weak_where = {
         "resnet8": "the server moves the model away from the clients' mean, whose batch-norm statistics it keeps: "
         "88.9 % on IID digits, 98.1 % with the statistics of the batch (FedAvg 95.8, 97.5).",
-        "simple-cnn": "the cause is not known: on IID digits 91.5 % on validation samples, 88.1 with a smaller server_lr "
-        "(0.01), FedAvg 95.2.",
+        "simple-cnn": "the cause is not known: on IID digits 91.5 % on validation samples, 88.1 with a smaller "
+        "server_lr (0.01), FedAvg 95.2.",
     }
 
     server_lr: Positive = setting(

@@ -45,8 +45,8 @@ class FedDF(Method):
     )
     terms_off = {"steps": 0}
     weak_where = {
-        "two": "probably because the server learns on 50 public samples from clients that know two classes each: cnn4 on digits 91.0 %, "
-        "FedAvg 94.3."
+        "two": "probably because the server learns on 50 public samples from clients that know two "
+        "classes each: cnn4 on digits 91.0 %, FedAvg 94.3."
     }
     sums_only = False
     quick = {"steps": 3}
