@@ -42,7 +42,8 @@ class FedBN(Method):
     terms_off = None  # only a net without batch norm makes it FedAvg
     weak_where = {
         "resnet8": "probably because the global model has the mean of batch-norm layers that no client trains "
-        "from; the personal models are what it is for: on digits split by Dirichlet 3.2 points below FedAvg's global model."
+        "from; the personal models are what it is for: on digits split by Dirichlet 3.2 points below "
+        "FedAvg's global model."
     }
 
     def client(self, site: Site, broadcast: Payload, state: Payload) -> tuple[Update, Payload]:
