@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedskew.cli.options import default_out
 from fedskew.core.files import write_atomically
+from fedskew.experiment.config import Experiment
 from fedskew.experiment.run_writer import RunWriter
 from helpers.processes import leftovers
 
@@ -237,3 +239,8 @@ def _children(pid: int) -> list[str]:
         except OSError:
             continue
     return found
+
+
+def test_runs_begun_in_one_second_have_directories_of_their_own() -> None:
+    experiment = Experiment("fedavg", data="digits")
+    assert len({default_out(experiment) for _ in range(20)}) == 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import tomllib
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,10 +223,9 @@ def check_choice(option: str, given: str, *choices: str) -> None:
 
 
 def default_out(experiment: Experiment) -> Path:
-    """runs/<method>-<data>-<time>: a new directory for a run."""
+    """runs/<method>-<data>-<time>: a new directory for a run, another one for each microsecond."""
     name = Path(str(experiment.data)).stem if experiment.data else "data"
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1000:03d}"
-    return Path("runs") / f"{experiment.method_name}-{name}-{stamp}"
+    return Path("runs") / f"{experiment.method_name}-{name}-{datetime.now():%Y%m%d-%H%M%S-%f}"
 
 
 def comparison_out(base: Experiment, methods: Sequence[str], seeds: Sequence[int]) -> Path:
