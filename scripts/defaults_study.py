@@ -62,11 +62,11 @@ def fedpg() -> list[Part]:
         for name, split in {**splits, "subset": "subset"}.items()
     ]
     cheap = "fedpg:source=generator"
-    return [*parts, parts[2]._replace(methods=[cheap, f"{cheap},iterations=300,generator_batch=128,lr=1e-3"])]
+    return [*parts, parts[2]._replace(methods=[cheap, f"{cheap},generate_every=1"])]
 
 
 def fedmr() -> list[Part]:
-    """The default beside a tuned FedAvg, on nets with and without batch norm and linear features."""
+    """The default and smaller limits beside a tuned FedAvg, on nets with and without batch norm and linear features."""
     training = Training(batch_size=32, epochs=2, schedule="cosine", clip=5.0)
     splits = {"dirichlet 0.3": "dirichlet:alpha=0.3,clients=5,min=10", "two": "pcdd:clients=5,classes=2"}
     rates = {
@@ -79,7 +79,7 @@ def fedmr() -> list[Part]:
         Part(
             f"{net}, {name}",
             experiment(f"sample:keep=2000+{split}", net, 15, training),
-            ["fedavg", "fedmr"],
+            ["fedavg", "fedmr", "fedmr:limit=0.5", "fedmr:limit=0.25"],
             rates[net],
         )
         for net in rates
@@ -93,10 +93,12 @@ def fedcd() -> list[Part]:
     off = "fedcd:mu=1,rho=0,gamma=0,lam=0,classifier=mean"
     methods = ["fedavg", "fedcd", off, "fedcd:rho=0", "fedcd:preset=paper"]
     split = "sample:keep=4000+dirichlet:alpha={},clients=10,min=10"
-    return [
+    parts = [
         Part(f"beta {beta}", experiment(split.format(beta), "simple-cnn", 25, training), methods, (0.01, 0.03))
         for beta in (0.5, 0.1)
     ]
+    # the larger rate is the better one for FedAvg, so a larger one still is tried, with the default too
+    return parts + [Part(f"{part.setting}, lr 0.1", part.experiment, ["fedavg", "fedcd"], (0.1,)) for part in parts]
 
 
 def weighting() -> list[Part]:

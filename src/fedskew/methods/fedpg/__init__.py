@@ -16,7 +16,7 @@ source=noise: D' is VHL's fixed noise, the same in all rounds from the first on.
 sent. It shows what the generator adds: on two of three splits the noise is ahead of it (results/fedpg-fmnist).
 Preset robust: source=noise. The gain comes from labelled images that are the same at all clients, not from what they
 show. With source=generator: P'_c starts at P_c for c in H, otherwise at its last value (at first near the mean of P);
-60 steps of batch 32 at lr 3.8e-3, which is the path of 300 of batch 128 at 1e-3 at a tenth of the cost.
+300 steps of batch 128 at lr 1e-3, but only in every tenth round: D' stays as it is in between.
 Preset paper: source=generator, P' starts at N(0, 1) each round, Adam's lr is 2e-5. No coordinate then moves by more
 than 0.008 in a round: P' stays near its random start, and the images' features gather around points unrelated to P.
 GT-d: anchor=false; GT-p: lambda_s=0; LT-fa: lambda_c=0; LT-ct: lambda_v=0.
@@ -127,13 +127,18 @@ class FedPG(Method):
     virtual_batch: Count = setting(64, help="Virtual images in each batch of a client.", source="the paper")
     m: Count = setting(20, help="Samples per class behind a client's prototypes.", source="the authors' code")
     iterations: Natural | None = setting(
-        None, help="Generator steps per round; None: the preset's, 60 or 300.", source="the preset"
+        None, help="Generator steps in a round that trains it; None: the preset's, 300.", source="the preset"
+    )
+    generate_every: Count | None = setting(
+        None,
+        help="Rounds from one training of the generator to the next; D' stays in between. None: the preset's, 10 or 1.",
+        source="the preset",
     )
     generator_batch: BatchSize | None = setting(
-        None, help="Batch size of the generator; None: the preset's, 32 or 128.", source="the preset"
+        None, help="Batch size of the generator; None: the preset's, 128.", source="the preset"
     )
     lr: Positive | None = setting(
-        None, help="Learning rate of G and P'; None: the preset's, 3.8e-3 or 2e-5.", source="the preset"
+        None, help="Learning rate of G and P'; None: the preset's, 1e-3 or 2e-5.", source="the preset"
     )
     start: Start | None = setting(
         None, help="Start of P': the real prototypes, or N(0, 1); None: the preset's.", source="the preset"
@@ -253,7 +258,8 @@ class FedPG(Method):
         averaged = super().aggregate(site, server, pool.watch(updates) if self.generates else updates)
         if self.ended(site.round + 1):
             return model_of(averaged)
-        return averaged | self.generated(site, averaged, pool.value()) if self.generates else averaged
+        due = self.generates and (GENERATOR not in server or site.round % self.chosen("generate_every") == 0)
+        return averaged | self.generated(site, averaged, pool.value()) if due else averaged
 
     def generated(self, site: Site, server: Payload, P: Tensors) -> Payload:
         """The server's groups after Eq. 10, trained from its last G and P': G, P' and the virtual set."""

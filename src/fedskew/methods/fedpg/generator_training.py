@@ -24,9 +24,13 @@ class Preset(NamedTuple):
     lr: float
     iterations: int
     generator_batch: int
+    generate_every: int
 
 
-PRESETS = {"robust": Preset("noise", "real", 3.8e-3, 60, 32), "paper": Preset("generator", "random", 2e-5, 300, 128)}
+PRESETS = {
+    "robust": Preset("noise", "real", 1e-3, 300, 128, 10),
+    "paper": Preset("generator", "random", 2e-5, 300, 128, 1),
+}
 
 
 class GeneratorTraining(NamedTuple):
