@@ -35,7 +35,7 @@ def descend(net: Any, data: Data, rng: torch.Generator, *, epochs: int, lr: floa
     at = [(*places[size], places[size][2].t()) for size in sizes]
     for _ in range(epochs):
         order = torch.randperm(samples, generator=rng)
-        batches = zip(features[order].split(batch), (hot[order] * of_mean).split(batch), at, strict=True)
+        batches = zip(torch.split(features[order], batch), torch.split(hot[order] * of_mean, batch), at, strict=True)
         for x, start, (logits, log_p, error, error_t) in batches:
             torch.addmm(bias, x, weight_t, out=logits)
             torch._log_softmax(logits, 1, False, out=log_p)
