@@ -17,6 +17,7 @@ import msgspec
 
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
+from fedskew.data.sources.loading import load
 from fedskew.experiment.assemble import Assembled, assemble
 from fedskew.experiment.config import Experiment, Stop
 from fedskew.experiment.machine import pick_device
@@ -82,6 +83,8 @@ def advise(
     options = {"device": pick_device(str(options.pop("device", "auto"))), **options}
     tasks = list(shipped() if evidence is None else evidence)
     began = clock()
+    if isinstance(base.data, str):  # once, not for each run: it may take longer than a short run
+        options["loaded"] = load(base.data, data_folder(options))
     ready = assembled_for(base, options)
     target = read_goal(goal, is_balanced(class_counts(ready.world, "validation")))
     profile = profile_of(ready)
@@ -149,8 +152,12 @@ def _write(advice: Advice, folder: Path, options: Mapping[str, Any]) -> str:
 def assembled_for(base: Experiment, options: Mapping[str, Any]) -> Assembled:
     """The base experiment as the race sees it: FedAvg, on validation data. Mistakes in the settings show here."""
     trial = on_validation(Candidate("fedavg", base.training.lr).of(base), RACE_SEEDS[0])
-    folder = options.get("data_dir")
-    return assemble(trial, data_dir=Path(folder) if folder else None, device=str(options["device"]))
+    return assemble(trial, data_dir=data_folder(options), device=str(options["device"]), loaded=options.get("loaded"))
+
+
+def data_folder(options: Mapping[str, Any]) -> Path | None:
+    """Where named data sets are; None: the default folder."""
+    return Path(options["data_dir"]) if options.get("data_dir") else None
 
 
 def make_budget(minutes: float | None, rounds: int | None) -> Budget:

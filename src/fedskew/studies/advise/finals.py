@@ -177,7 +177,7 @@ def on_test(scorer: Scorer, candidate: Candidate, seed: int, rounds: int) -> flo
     saved = read_run(scorer.path(candidate, seed, rounds))
     trial = scorer.experiment(candidate, seed, rounds)
     experiment = replace(trial, evaluation=replace(trial.evaluation, part="test"))
-    where: Mapping[str, object] = {k: v for k, v in scorer.options.items() if k in ("data_dir", "device")}
+    where: Mapping[str, object] = {k: v for k, v in scorer.options.items() if k in ("data_dir", "device", "loaded")}
     assembled = assemble(experiment, **where)  # type: ignore[arg-type]
     simulation = Simulation(
         assembled.world,
