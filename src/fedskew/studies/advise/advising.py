@@ -54,6 +54,7 @@ def advise(
     evidence: Sequence[Task] | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
     **options: Any,
 ) -> Advice:
     """Find the method to use on these data: race methods on the clients' validation parts, answer in a sentence.
@@ -73,6 +74,7 @@ def advise(
         evidence: the board's tasks for the shortlist; None: those that ship with fedskew.
         watch: called with a `Progress` after each round.
         clock: tells the time in seconds.
+        began: when, by the clock, the budget's minutes began; None: now.
         options: how to run: workers, engine, device, data_dir (see `Run`).
     """
     given = Experiment() if experiment is None else experiment
@@ -82,7 +84,7 @@ def advise(
     budget = make_budget(minutes, budget_rounds)
     options = {"device": pick_device(str(options.pop("device", "auto"))), **options}
     tasks = list(shipped() if evidence is None else evidence)
-    began = clock()
+    began = clock() if began is None else began
     if isinstance(base.data, str):  # once, not for each run: it may take longer than a short run
         options["loaded"] = load(base.data, data_folder(options))
     ready = assembled_for(base, options)
@@ -126,7 +128,7 @@ def advise(
             scorer.watch = _watcher(scorer, watch, writer, len(shortlist.methods), len(first))
             race = run_race(scorer, list(shortlist.methods), base.rounds)
             finals = run_finals(scorer, race, base.rounds, first, more)
-            tested = test_values(scorer, finals, base.rounds)
+            tested = test_values(scorer, finals, finals.rounds)
             scorer.charge()
             scorer.save()
             advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
