@@ -194,16 +194,18 @@ def _run_seeds(
     Before there are three seeds, the candidates outside the `core` leave instead: three seeds of a few say more.
     """
 
-    def fits(seed: int) -> bool:
-        left = max(scorer.budget.left - tests_cost(scorer, list(finals.scores), len(finals.seeds) + 1), 0)
-        return sum(scorer.predicted(c, seed, rounds) for c in finals.scores) <= left
+    def fits(some: Sequence[int]) -> bool:
+        tests = tests_cost(scorer, list(finals.scores), len(finals.seeds) + len(some))
+        runs = sum(scorer.predicted(c, seed, rounds) for c in finals.scores for seed in some)
+        return runs <= max(scorer.budget.left - tests, 0)
 
-    for seed in seeds:
-        if not fits(seed) and core and len(finals.seeds) < FEWEST:
+    for i, seed in enumerate(seeds):
+        needed = seeds[i : i + max(FEWEST - len(finals.seeds), 0)]
+        if core and not fits(needed):
             for candidate in [c for c in finals.scores if c not in core]:
                 del finals.scores[candidate]
                 finals.left_out[str(candidate)] = "the budget was not enough for three seeds of it"
-        if not fits(seed):
+        if not fits([seed]):
             return
         try:
             found = {candidate: scorer.score(candidate, seed, rounds) for candidate in finals.scores}
