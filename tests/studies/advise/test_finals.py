@@ -173,7 +173,7 @@ def test_a_planted_fault_would_be_seen() -> None:
 
 
 def test_a_small_budget_compares_fedavg_with_the_race_s_best_and_training_alone() -> None:
-    """Three seeds of three methods, where four would be too many. Without training alone an answer could be below it."""
+    """Three seeds of three methods, where four are too many. Without training alone an answer could be below it."""
     candidates = [Candidate(name, 0.1) for name in METHODS]
     values = dict.fromkeys(METHODS, 0.5) | {"scaffold": 0.6}
     raced = {c: [made(c, seed, values[c.name]) for seed in (1000, 1001)] for c in candidates}
