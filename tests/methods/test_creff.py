@@ -174,6 +174,24 @@ def test_the_head_is_trained_afresh_on_the_features() -> None:
     assert torch.equal(linear(h.flatten(0, 1), head["head.weight"], head["head.bias"]).argmax(1), y)
 
 
+@pytest.mark.parametrize("batch", [4, 30, 64])
+def test_the_head_s_fast_steps_are_fit_s_bit_for_bit(batch: int) -> None:
+    """30 features: batches of 4 leave one of 2, one of 30 is all of them, and so is one of 64."""
+    world, h = small(FEW), normal(0, 10, 3, 12)
+    method = replace(FEW, epochs=7, lr=0.3, batch=batch)
+    fast = method.retrained(world.server_site(0, "train"), h)
+    plain = method.retrained(replace(world.server_site(0, "train"), loss=lambda net, x, y: cross_entropy(net(x), y)), h)
+    assert same({"parameters": fast}, {"parameters": plain})
+
+
+def test_the_head_s_fast_steps_draw_what_fit_draws() -> None:
+    world, h = small(FEW), normal(0, 10, 3, 12)
+    sites = [world.server_site(0, "train"), replace(world.server_site(0, "train"), fast=False)]
+    for site in sites:
+        FEW.retrained(site, h)
+    assert torch.equal(sites[0].rng.get_state(), sites[1].rng.get_state())
+
+
 def test_what_is_tested_is_the_body_with_the_re_trained_head() -> None:
     world = small(FEW)
     simulation = Simulation(world)

@@ -76,12 +76,54 @@ def test_the_table_has_a_line_a_task_and_the_means(tmp_path: Path, monkeypatch: 
     found = all_regrets(tasks, experiments, tmp_path, 0.1, adviser=Adviser("scaffold"))
     assert [one.task for one in found] == ["t1", "t2"]
     lines = table(found).splitlines()
-    assert lines[2].startswith("| t1 | scaffold | yes | scaffold 90.00 | 0.00 | 10.00 |")
-    assert lines[3].startswith("| t2 | scaffold | yes | fedprox 82.00 | 12.00 | 2.00 |")
-    assert lines[4].startswith("| mean |  |  |  | 6.00 | 6.00 |")
+    assert lines[2].startswith("| t1 | t2, t3 | scaffold | yes | scaffold 90.00 | 0.00 | 10.00 |")
+    assert lines[3].startswith("| t2 | t1, t3 | scaffold | yes | fedprox 82.00 | 12.00 | 2.00 |")
+    assert lines[4].startswith("| mean |  |  |  |  | 6.00 | 6.00 |")
     assert len(msgspec.json.decode((tmp_path / "regret.json").read_bytes())) == 2
     with pytest.raises(UsageError, match="nothing to leave out"):
         all_regrets(tasks, {}, tmp_path, 0.1)
+
+
+def test_only_tasks_whose_evidence_is_new_are_asked_again(tmp_path: Path) -> None:
+    """t1 and t2 are known; t3 joins: the advice on t1 and t2 now knows more, so all three are asked."""
+    tasks, experiments = [task("t1"), task("t2")], {name: Experiment(rounds=2) for name in ("t1", "t2", "t3")}
+    results, folders = tmp_path / "kept.json", list[str]()
+
+    class Counted(Adviser):
+        def __call__(self, experiment: Experiment, **asked: Any) -> Any:
+            folders.append(asked["out"].name)
+            return super().__call__(experiment, **asked)
+
+    adviser = Counted("scaffold")
+    first = all_regrets(tasks, experiments, tmp_path, 0.1, results, adviser=adviser)
+    assert all_regrets(tasks, experiments, tmp_path, 0.1, results, adviser=adviser) == first
+    assert len(folders) == 2
+    grown = all_regrets([*tasks, task("t3")], experiments, tmp_path, 0.1, results, adviser=adviser)
+    assert [list(one.evidence) for one in grown] == [["t2", "t3"], ["t1", "t3"], ["t1", "t2"]]
+    assert len(set(folders)) == 5  # a race with other evidence has its own folder
+    one = {"t1": experiments["t1"]}
+    assert len(all_regrets([*tasks, task("t3")], one, tmp_path, 0.2, results, adviser=adviser)) == 3  # the others stay
+    results.write_text("{}")
+    with pytest.raises(UsageError, match="is no file of regrets"):
+        all_regrets(tasks, experiments, tmp_path, 0.1, results, adviser=adviser)
+
+
+def test_the_table_is_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n{regret.MARKS[0]}\nold\n{regret.MARKS[1]}\nend\n")
+    regret.put_table(page, "new")
+    assert page.read_text() == f"# Title\n{regret.MARKS[0]}\nnew\n{regret.MARKS[1]}\nend\n"
+    page.write_text("# Title\n")
+    with pytest.raises(UsageError, match="no place for the table"):
+        regret.put_table(page, "new")
+
+
+def test_the_docs_show_the_table_that_is_kept() -> None:
+    root = Path(__file__).parents[2]
+    kept = regret.read_regrets(root / "results" / "regret.json")
+    page = (root / "docs" / "advise.md").read_text()
+    assert all(mark in page for mark in regret.MARKS)
+    assert not kept or table(kept) in page
 
 
 def test_experiments_are_read_from_the_tasks_files(tmp_path: Path) -> None:
@@ -102,4 +144,4 @@ def test_the_script_runs_on_made_up_evidence(tmp_path: Path, capsys: pytest.Capt
     assert regret.main([*given, "--share", "0.5", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "There is no answer" in said  # 15 rounds are too few
-    assert "| t1 | fedavg | no | scaffold 90.00 | 10.00 | 10.00 |" in said
+    assert "| t1 | t2 | fedavg | no | scaffold 90.00 | 10.00 | 10.00 |" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,7 @@ def advise_command(
     Methods race on the clients' validation data; the leaders run again with fresh seeds beside tuned FedAvg. METHODs
     replace the list that fedskew would race.
     """
+    began = time.monotonic()
     load_torch()
     from fedskew.studies.advise import Limits, advise
     from fedskew.studies.advise.advising import check_seeds, make_budget
@@ -121,7 +123,7 @@ def advise_command(
             line = f"{now.done} of about {now.total} rounds, {left}: {now.text}"
             meter.update(now.done, now.text, line)
 
-        advice = advise(experiment, out=folder, watch=watch, **asked, **options)
+        advice = advise(experiment, out=folder, watch=watch, began=began, **asked, **options)
     show_advice(advice, folder, screen, as_json)
 
 

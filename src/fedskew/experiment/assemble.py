@@ -167,17 +167,23 @@ def made_in_python(data: DataSet) -> DataSet:
     return data
 
 
-def assemble(experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu") -> Assembled:
+def assemble(
+    experiment: Experiment, *, data_dir: Path | None = None, device: str = "cpu", loaded: DataSet | None = None
+) -> Assembled:
     """Load and split the data and choose the net. Errors in the settings raise UsageError here, before the run starts.
 
-    `data_dir` is where named data sets are; None is the default folder.
+    `data_dir` is where named data sets are; None is the default folder. `loaded` is the data set that the experiment
+    names, if it was loaded before; None loads it.
     """
     if torch.get_default_dtype() != torch.float32:
         raise UsageError(
             f"torch's default type is {torch.get_default_dtype()}, but samples are float32: "
             "expected torch.set_default_dtype(torch.float32)."
         )
-    data = load(experiment.data, data_dir) if isinstance(experiment.data, str) else made_in_python(experiment.data)
+    if isinstance(experiment.data, str):
+        data = load(experiment.data, data_dir) if loaded is None else loaded
+    else:
+        data = made_in_python(experiment.data)
     if experiment.holdout.pool == "all":
         data = data.pooled()
     partition = make_partition(

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedskew.core.settings import UsageError, path_of
 from fedskew.core.tensors import Payload
+from fedskew.data.dataset import DataSet
 from fedskew.data.split.skew import class_table
 from fedskew.evaluation.figures import headline
 from fedskew.experiment.assemble import assemble
@@ -43,6 +44,7 @@ class Run(BaseRun):
         checkpoint_every: rounds between checkpoints; 0 spaces them so that they take at most a twentieth of the time.
         resume: continue the run in `out`.
         track: names of trackers that get every record too (see tracking.py).
+        loaded: the data set that the experiment names, if it was loaded before; None loads it.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Run(BaseRun):
         checkpoint_every: int = 0,
         resume: bool = False,
         track: Sequence[str] = (),
+        loaded: DataSet | None = None,
     ) -> None:
         if not isinstance(experiment, Experiment):
             raise UsageError(f"{experiment!r} is not an experiment: expected fedskew.Experiment(...).")
@@ -65,7 +68,7 @@ class Run(BaseRun):
         (self.workers, notes), self.engine = worker_count(workers, engine), engine
         self.trackers = trackers(track)
         folder = path_of(data_dir, "data_dir") if data_dir else None
-        self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device))
+        self.assembled = assemble(experiment, data_dir=folder, device=pick_device(device), loaded=loaded)
         metric = experiment.evaluation.metric
         self.own = load_metric(metric, self.assembled.world) if metric else None
         directory = None

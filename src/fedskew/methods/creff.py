@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn.functional import linear, one_hot, pad
 
+from fedskew.core.fast.linear import descend, is_linear
 from fedskew.core.fit import fit
+from fedskew.core.losses import plain
 from fedskew.core.method import Method, Paper, Update, model_of
 from fedskew.core.samples import Data
 from fedskew.core.settings import UsageError, setting
@@ -172,7 +174,10 @@ class CReFF(Method):
         data = Data(h.flatten(0, 1), torch.arange(C).repeat_interleave(n), torch.arange(C * n))
         heads = site.head_only(data)
         heads.load({"parameters": self.new_head(site)})
-        fit(heads, site.loss, epochs=self.epochs, training=Training(lr=self.lr, batch_size=self.batch))
+        if site.fast and site.device == "cpu" and site.loss is plain and is_linear(heads.net):
+            descend(heads.net, data, site.rng, epochs=self.epochs, lr=self.lr, batch=self.batch)
+        else:
+            fit(heads, site.loss, epochs=self.epochs, training=Training(lr=self.lr, batch_size=self.batch))
         return heads.parameters()
 
     @staticmethod

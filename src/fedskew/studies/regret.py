@@ -1,6 +1,9 @@
 """How good the advice is: leave one task of the board out, ask for advice on it, and look up what the board says.
 
-    python -m fedskew.studies.regret --out runs/regret        every task that has evidence; run it again to resume
+    python -m fedskew.studies.regret --results results/regret.json --docs docs/advise.md
+
+It does every task that has evidence and is not in the results with that evidence; run it again to resume, or when the
+board has another task.
 
 For each task, `advise` gets the other tasks as evidence and a tenth of the rounds that the board spent on the task. Its
 regret is how far the board's value of the method it chose is below that of the best method. Beside it stand the regret
@@ -20,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from fedskew.core.files import write_atomically
+from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
 from fedskew.evaluation.figures import FIGURES
 from fedskew.experiment.config import Experiment, from_dict, method_of, read_toml
@@ -32,6 +35,7 @@ from fedskew.studies.board.evidence import Row, Task, read_task, shipped
 SHARE = 0.1  # of the rounds that the board spent on a task
 TUNED = 3  # learning rates that the board tried for each method
 BASELINE = "fedavg"
+MARKS = ("<!-- regret -->", "<!-- end of regret -->")  # of the table's place in a page
 
 
 class Regret(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +55,8 @@ class Regret(msgspec.Struct, frozen=True, kw_only=True):
     budget: int  # rounds that advise had
     exhaustive: int  # rounds that the board spent
     sentence: str
+    evidence: dict[str, str] = {}  # the other tasks that the advice knew: name -> commit
+    share: float = SHARE
 
 
 def exhaustive_rounds(task: Task, rounds: int) -> int:
@@ -141,7 +147,14 @@ def regret_of(
         budget=budget,
         exhaustive=exhaustive,
         sentence=found.sentence,
+        evidence=evidence_of(others),
+        share=share,
     )
+
+
+def evidence_of(others: Sequence[Task]) -> dict[str, str]:
+    """Which evidence an advice had: the commits of the tasks, by name."""
+    return {other.name: other.commit for other in others}
 
 
 def read_experiments(folder: Path | Traversable) -> dict[str, Experiment]:
@@ -163,15 +176,16 @@ def table(regrets: Sequence[Regret]) -> str:
         return "-" if value is None else f"{100 * value:.2f}"
 
     lines = [
-        "| task | advice | certain | best on the board | regret | always FedAvg | best elsewhere | its regret |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | knew | advice | certain | best on the board | regret | always FedAvg | best elsewhere | its regret |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in regrets:
-        cells = [one.task, one.choice, "yes" if one.certain else "no", f"{one.best} {text(one.best_value)}"]
-        cells += [text(one.regret), text(one.always_fedavg), one.best_elsewhere or "-", text(one.elsewhere)]
+        cells = [one.task, ", ".join(one.evidence) or "-", one.choice, "yes" if one.certain else "no"]
+        cells += [f"{one.best} {text(one.best_value)}", text(one.regret), text(one.always_fedavg)]
+        cells += [one.best_elsewhere or "-", text(one.elsewhere)]
         lines.append(f"| {' | '.join(cells)} |")
     means = [_mean([getattr(one, key) for one in regrets]) for key in ("regret", "always_fedavg", "elsewhere")]
-    lines.append(f"| mean |  |  |  | {text(means[0])} | {text(means[1])} |  | {text(means[2])} |")
+    lines.append(f"| mean |  |  |  |  | {text(means[0])} | {text(means[1])} |  | {text(means[2])} |")
     return "\n".join(lines)
 
 
@@ -181,20 +195,50 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def all_regrets(
-    tasks: Sequence[Task], experiments: Mapping[str, Experiment], out: Path, share: float, **options: Any
+    tasks: Sequence[Task],
+    experiments: Mapping[str, Experiment],
+    out: Path,
+    share: float,
+    results: Path | None = None,
+    **options: Any,
 ) -> list[Regret]:
-    """The regret of every task that has an experiment; written to regret.json after each."""
+    """The regret of every task that has an experiment, in the order of their names; written to `results` after each.
+
+    Those in `results` that had the same evidence and share are not run again. Those of other tasks stay there.
+    results: a file; None is regret.json in `out`.
+    """
     if not (known := [task for task in tasks if task.name in experiments]):
         raise UsageError("no task of the board has both evidence and a TOML file: there is nothing to leave out.")
-    found: list[Regret] = []
+    path = results or out / "regret.json"
+    found = {one.task: one for one in read_regrets(path)}
     for task in known:
         others = [other for other in tasks if other.name != task.name]
-        folder = out / task.name
-        found.append(regret_of(task, others, experiments[task.name], share=share, out=folder, **options))
-        content = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
-        write_atomically(out / "regret.json", content)
-        print(f"{task.name}: {found[-1].sentence}", flush=True)
-    return found
+        evidence, before = evidence_of(others), found.get(task.name)
+        if before is None or (before.evidence, before.share) != (evidence, share):
+            mark = sha256(repr((evidence, share)).encode())[:8]  # more evidence is another race
+            folder = out / f"{task.name}-{mark}"
+            found[task.name] = regret_of(task, others, experiments[task.name], share=share, out=folder, **options)
+            in_order = [found[name] for name in sorted(found)]
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(in_order), indent=1) + b"\n")
+        print(f"{task.name}: {found[task.name].sentence}", flush=True)
+    return [found[name] for name in sorted(found)]
+
+
+def read_regrets(path: Path) -> list[Regret]:
+    """The regrets in a file that `all_regrets` wrote; none if there is no such file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Regret]) if path.exists() else []
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path} is no file of regrets: {error}.") from None
+
+
+def put_table(page: Path, text: str) -> None:
+    """Replace what is between the two marks of a Markdown page."""
+    before, mark, rest = page.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not mark or not end:
+        raise UsageError(f"{page} has no place for the table: expected the lines {MARKS[0]} and {MARKS[1]}.")
+    write_atomically(page, f"{before}{mark}\n{text}\n{end}{after}".encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,6 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="names of tasks, separated by commas; default: all with evidence")
     parser.add_argument("--share", type=float, default=SHARE, help="of the rounds that the board spent on a task")
     parser.add_argument("--out", type=Path, default=Path("runs/regret"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=None, help="file of the regrets; default: OUT/regret.json")
+    parser.add_argument("--docs", type=Path, default=None, help="Markdown page whose table is replaced")
     parser.add_argument("--workers", type=int, default=None, help="worker processes; default: all cores")
     parser.add_argument("--data-dir", type=Path, default=None, help="folder of data sets")
     given = parser.parse_args(arguments)
@@ -220,7 +266,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         experiments = {k: v for k, v in read_experiments(folder).items() if not wanted or k in wanted}
         given.out.mkdir(parents=True, exist_ok=True)
         options = {"workers": given.workers, "data_dir": given.data_dir}
-        print(table(all_regrets(tasks, experiments, given.out, given.share, **options)))
+        made = table(all_regrets(tasks, experiments, given.out, given.share, given.results, **options))
+        print(made)
+        if given.docs is not None:
+            put_table(given.docs, made)
     except UsageError as error:
         parser.error(str(error))
     return 0

@@ -156,9 +156,24 @@ def test_a_budget_in_rounds_is_kept_and_too_small_a_one_gives_no_answer(budget: 
 
 
 def test_a_budget_that_is_not_enough_for_fedavg_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the budget is too small"):
+    with pytest.raises(UsageError, match=r"the budget is too small.* About 315 rounds should be enough"):
         advice(replace(SMALL, rounds=20), budget_rounds=1, out=tmp_path)
     assert trained_rounds(tmp_path) == 1
+
+
+def test_data_are_loaded_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*given: Any) -> Any:
+        raise AssertionError("a run loads the data again")
+
+    monkeypatch.setattr("fedskew.experiment.assemble.load", again)
+    advice(budget_rounds=4, out=tmp_path)
+
+
+def test_time_before_the_call_counts_if_its_beginning_is_given(tmp_path: Path) -> None:
+    """The clock stands at 100 s, the budget began at 30 s: a minute is over, and no round is trained."""
+    with pytest.raises(UsageError, match="the budget is too small"):
+        advice(budget_rounds=None, minutes=1, clock=lambda: 100.0, began=30.0, out=tmp_path)
+    assert trained_rounds(tmp_path) == 0
 
 
 def trained_rounds(folder: Path) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedskew
-from fedskew.studies.advise.advice import open_lead, too_little
+from fedskew.studies.advise.advice import open_lead, short_sentence, too_little
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.finals import MOST, Finals, finalists, on_test, run_finals, seeds_after
 from fedskew.studies.advise.goal import Goal
@@ -172,14 +172,14 @@ def test_a_planted_fault_would_be_seen() -> None:
     assert wrong / 300 > 0.05
 
 
-def test_a_small_budget_compares_fedavg_with_the_race_s_best_alone() -> None:
-    """Three seeds of two methods, where three of four would be too many: an answer about one is better than none."""
+def test_a_small_budget_compares_fedavg_with_the_race_s_best_and_training_alone() -> None:
+    """Three seeds of three methods, where four are too many. Without training alone an answer could be below it."""
     candidates = [Candidate(name, 0.1) for name in METHODS]
     values = dict.fromkeys(METHODS, 0.5) | {"scaffold": 0.6}
     raced = {c: [made(c, seed, values[c.name]) for seed in (1000, 1001)] for c in candidates}
-    scorer = Drawn(noise(0, spread=0.001), 70)
+    scorer = Drawn(noise(0, spread=0.001), 95)
     found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 10, FIRST)
-    assert [c.name for c in found.scores] == ["fedavg", "scaffold"]
+    assert [c.name for c in found.scores] == ["fedavg", "local", "scaffold"]
     assert len(found.seeds) == 3
 
 
@@ -198,9 +198,53 @@ def test_too_small_a_budget_says_what_would_be_enough() -> None:
     """Three seeds of two methods, 11 rounds each with their evaluation, are 66 rounds, and 0.4 of a budget: 165."""
     _, found, scorer = final(noise(0), 0.5)
     assert len(found.seeds) < 3
-    (note,) = too_little(found, scorer.budget)
-    assert note.startswith("About 165 rounds should be enough")
-    assert too_little(final(noise(0), 5)[1], scorer.budget) == []
+    assert too_little(found, scorer.budget).startswith("About 165 rounds should be enough")
+    assert too_little(final(noise(0), 5)[1], scorer.budget) == ""
+
+
+def test_a_budget_for_few_rounds_gives_a_short_final_with_training_alone_that_recommends_nothing() -> None:
+    """125 rounds, of which 0.8 count: nine runs (FedAvg, local and the leader, three seeds) have 11 of 30 rounds."""
+    candidates = [Candidate(name, 0.1) for name in ("fedavg", "finetune", "local", "fedprox")]
+    values = {"fedprox": 0.9}
+    raced = {c: [made(c, seed, values.get(c.name, 0.5)) for seed in (1000, 1001)] for c in candidates}
+    scorer = Drawn(lambda name, seed: values.get(name, 0.5) + seed / 1000, 125)
+    found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 30, FIRST, (5, 6))
+    assert [c.name for c in found.scores] == ["fedavg", "local", "fedprox"]
+    assert (found.rounds, found.whole, found.short, found.seeds) == (11, 30, True, [0, 1, 2])
+    assert scorer.budget.spent == 99
+    figure, names = scorer.goal.figure, {str(c): c.method for c in candidates}
+    verdict = decide(found.values(), figure, "fedavg lr=0.1")
+    assert verdict.certain
+    said = short_sentence(verdict, found, figure, "fedavg lr=0.1", names, "local lr=0.1")
+    assert said.startswith("There is no answer for 30 rounds: the budget was enough for finals of 11. fedprox is 40.0")
+    assert "better than tuned FedAvg after 11 of 30 rounds; tuned FedAvg has 50.10 and training alone has 50.10" in said
+    assert said.endswith("Until more is known use fedavg.")
+    assert too_little(found, scorer.budget).startswith("About 465 rounds should be enough")
+
+
+def test_finals_of_fewer_than_five_rounds_are_not_run() -> None:
+    candidates = [Candidate(name, 0.1) for name in ("fedavg", "local", "fedprox")]
+    raced = {c: [made(c, seed, {"fedprox": 0.9}.get(c.name, 0.5)) for seed in (1000, 1001)] for c in candidates}
+    scorer = Drawn(noise(0), 55)  # 0.8 of it are 44 rounds, nine runs of four
+    found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 30, FIRST)
+    assert (found.seeds, found.rounds, scorer.budget.spent) == ([], 30, 0)
+
+
+def test_if_rounds_get_slower_three_seeds_of_the_first_go_before_all_methods() -> None:
+    """180 rounds are three seeds of six methods; after the first seed the budget is cut by 50, so only three go on."""
+    scorer: Drawn
+
+    def draw(name: str, seed: int) -> float:
+        scorer.budget.spent += 50 * ((name, seed) == ("ditto", 0))
+        return {"fedprox": 0.9}.get(name, 0.5)
+
+    candidates = [Candidate(name, 0.1) for name in METHODS]
+    raced = {c: [made(c, s, {"fedprox": 0.9}.get(c.name, 0.5)) for s in (1000, 1001)] for c in candidates}
+    scorer = Drawn(draw, 180)
+    found = run_finals(cast(Scorer, scorer), Race([], raced, {}), 10, FIRST[:3])
+    assert [c.name for c in found.scores] == ["fedavg", "local", "fedprox"]
+    assert found.seeds == [0, 1, 2]
+    assert list(found.left_out) == ["finetune lr=0.1", "scaffold lr=0.1", "ditto lr=0.1"]
 
 
 def test_a_final_without_a_leader_still_has_training_alone_and_fine_tuning() -> None:

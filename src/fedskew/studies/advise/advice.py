@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,6 +125,12 @@ def make_advice(
         sentence(verdict, tested, goal.figure, str(baseline), names, alone),
         unsettled(finals, goal, profile),
     )
+    if finals.short and is_compared(finals):
+        answer = short_sentence(verdict, finals, goal.figure, str(baseline), names, alone)
+        verdict = replace(verdict, choice=str(baseline), certain=False)
+        chosen = baseline
+    if missing := too_little(finals, budget):
+        answer = f"{answer} {missing}"
     if rises and verdict.certain:  # not a note: who reads only the answer must know
         answer, rises = f"{answer} {rises}", ""
     return Advice(
@@ -145,8 +151,7 @@ def make_advice(
             *notes(race, finals, shortlist),
             *([rises] if rises else []),
             *profile.notes,
-            *open_lead(verdict, finals, goal.figure, names),
-            *too_little(finals, budget),
+            *([] if finals.short else open_lead(verdict, finals, goal.figure, names)),
         ],
         warnings=warnings(finals, chosen),
         spent=f"{budget.text(budget.spent)} of {budget.text(budget.limit)}",
@@ -203,7 +208,7 @@ def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, s
     """Which method gives the best single model for all clients, by the same measure on validation data."""
     figure = Goal("global", goal.measure).figure
     values = {name: of for name, of in finals.values("shared").items() if of}
-    if len(finals.seeds) < FEWEST or baseline not in values:
+    if finals.short or len(finals.seeds) < FEWEST or baseline not in values:
         return ""
     verdict = decide(values, figure, baseline)
     standing = next(s for s in verdict.standings if s.method == verdict.choice)
@@ -259,14 +264,36 @@ def open_lead(verdict: Verdict, finals: Finals, figure: Figure, names: Mapping[s
     return found
 
 
-def too_little(finals: Finals, budget: Budget) -> list[str]:
-    """What would be enough, if the budget was not even enough to compare two methods; else empty."""
-    if len(finals.seeds) >= FEWEST and len(finals.scores) > 1:
-        return []
-    return [
+def is_compared(finals: Finals) -> bool:
+    """Whether the budget was enough to compare two methods, if only after fewer rounds."""
+    return len(finals.seeds) >= FEWEST and len(finals.scores) > 1
+
+
+def short_sentence(
+    verdict: Verdict, finals: Finals, figure: Figure, baseline: str, names: Mapping[str, str], alone: str | None
+) -> str:
+    """What a final that was cut short shows: who is ahead by then, on validation data. It recommends nothing."""
+    shown = {s.method: s for s in verdict.standings}
+    when = f"after {finals.rounds} of {finals.whole} rounds"
+    start = f"There is no answer for {finals.whole} rounds: the budget was enough for finals of {finals.rounds}."
+    if verdict.certain and (over := shown[verdict.choice].over) is not None:
+        found = f"{names[verdict.choice]} is {gap_text(over, figure)} better than tuned FedAvg {when}"
+    else:
+        found = f"No method is told apart from tuned FedAvg {when}"
+    values = [("tuned FedAvg", baseline), *([("training alone", alone)] if alone in shown else [])]
+    given = " and ".join(f"{name} has {figure.text(shown[key].mean)}" for name, key in values if key)
+    unit = f" {figure.unit}" if figure.unit else ""
+    return f"{start} {found}; {given}{unit} on the validation parts. Until more is known use {names[baseline]}."
+
+
+def too_little(finals: Finals, budget: Budget) -> str:
+    """What would be enough, if the budget was not even enough to compare two methods after all rounds; else ""."""
+    if is_compared(finals) and not finals.short:
+        return ""
+    return (
         f"About {budget.text(finals.enough)} should be enough to compare FedAvg with another method; less with fewer "
         "--rounds, or with fewer clients a round (--clients-per-round)."
-    ]
+    )
 
 
 def warnings(finals: Finals, chosen: Candidate) -> list[str]:

@@ -17,6 +17,7 @@ import msgspec
 
 from fedskew.core.files import sha256, write_atomically
 from fedskew.core.settings import UsageError
+from fedskew.data.sources.loading import load
 from fedskew.experiment.assemble import Assembled, assemble
 from fedskew.experiment.config import Experiment, Stop
 from fedskew.experiment.machine import pick_device
@@ -53,6 +54,7 @@ def advise(
     evidence: Sequence[Task] | None = None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
     **options: Any,
 ) -> Advice:
     """Find the method to use on these data: race methods on the clients' validation parts, answer in a sentence.
@@ -72,6 +74,7 @@ def advise(
         evidence: the board's tasks for the shortlist; None: those that ship with fedskew.
         watch: called with a `Progress` after each round.
         clock: tells the time in seconds.
+        began: when, by the clock, the budget's minutes began; None: now.
         options: how to run: workers, engine, device, data_dir (see `Run`).
     """
     given = Experiment() if experiment is None else experiment
@@ -81,7 +84,9 @@ def advise(
     budget = make_budget(minutes, budget_rounds)
     options = {"device": pick_device(str(options.pop("device", "auto"))), **options}
     tasks = list(shipped() if evidence is None else evidence)
-    began = clock()
+    began = clock() if began is None else began
+    if isinstance(base.data, str):  # once, not for each run: it may take longer than a short run
+        options["loaded"] = load(base.data, data_folder(options))
     ready = assembled_for(base, options)
     target = read_goal(goal, is_balanced(class_counts(ready.world, "validation")))
     profile = profile_of(ready)
@@ -123,7 +128,7 @@ def advise(
             scorer.watch = _watcher(scorer, watch, writer, len(shortlist.methods), len(first))
             race = run_race(scorer, list(shortlist.methods), base.rounds)
             finals = run_finals(scorer, race, base.rounds, first, more)
-            tested = test_values(scorer, finals, base.rounds)
+            tested = test_values(scorer, finals, finals.rounds)
             scorer.charge()
             scorer.save()
             advice = make_advice(given, target, profile, shortlist, race, finals, tested, budget)
@@ -149,8 +154,12 @@ def _write(advice: Advice, folder: Path, options: Mapping[str, Any]) -> str:
 def assembled_for(base: Experiment, options: Mapping[str, Any]) -> Assembled:
     """The base experiment as the race sees it: FedAvg, on validation data. Mistakes in the settings show here."""
     trial = on_validation(Candidate("fedavg", base.training.lr).of(base), RACE_SEEDS[0])
-    folder = options.get("data_dir")
-    return assemble(trial, data_dir=Path(folder) if folder else None, device=str(options["device"]))
+    return assemble(trial, data_dir=data_folder(options), device=str(options["device"]), loaded=options.get("loaded"))
+
+
+def data_folder(options: Mapping[str, Any]) -> Path | None:
+    """Where named data sets are; None: the default folder."""
+    return Path(options["data_dir"]) if options.get("data_dir") else None
 
 
 def make_budget(minutes: float | None, rounds: int | None) -> Budget:

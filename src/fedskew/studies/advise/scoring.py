@@ -90,6 +90,7 @@ class State(msgspec.Struct, kw_only=True):
     chosen: dict[str, list[tuple[str, float]]] = {}  # by stage, the candidates that it was decided to run
     left_out: dict[str, str] = {}  # candidates, or methods, that the budget did not allow, and why
     done: int = 0  # rounds that were trained
+    rounds: int | None = None  # of the final runs, if the budget is not enough for all; None: all
     more: int | None = None  # seeds that the budget allows for an open lead; None: not decided yet
 
 
@@ -225,8 +226,10 @@ class Scorer:
                     self.charge(1)
                     if self.watch is not None:
                         self.watch(candidate, seed, record, run.rounds)
-                    ahead = self.budget.cost(run.rounds, (self.clock() - began) / trained)
-                    if record.number < run.rounds and (self.budget.left <= 0 or ahead > most):
+                    pace = (self.clock() - began) / trained
+                    over = self.budget.left < self.budget.cost(1, pace) or self.budget.cost(run.rounds, pace) > most
+                    if record.number < run.rounds and over:  # the next round would not fit
+                        self.speeds.setdefault(candidate.name, pace)
                         raise BudgetUsed
             score = self._scored(run, about, (self.clock() - began) / max(trained, 1))
         except (RuntimeError, ValueError, ArithmeticError) as error:  # a method may fail on data it cannot use
