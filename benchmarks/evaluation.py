@@ -8,8 +8,9 @@ turn on the same net and samples, and the median of the ratios of neighbouring r
 does hits both alike. Few small clients of a small net are the worst case, because counting takes a fixed time on top
 of a sample's share. "own models": each client has a head of its own, so every one is evaluated twice, and alone.
 
-The goal is 1.10, or 1 ms an evaluation where all of it takes a few milliseconds. Ends with exit code 1 if a case
-misses it.
+The goal is 1.10. Where an evaluation takes a few milliseconds, most of the counting is a fixed time and the goal is
+missed. What a user feels of a miss is printed beside it: the share of a whole round (training, evaluation, record) that
+counting takes. Ends with exit code 1 if a case misses the goal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +38,14 @@ from fedskew.evaluation.bins import IntArray
 from fedskew.evaluation.scores import BATCH, ClientScore, Score, Together
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
+from fedskew.experiment.run import run
 from fedskew.federation.simulate.simulation import Simulation
 from fedskew.federation.wire import encode
 from fedskew.federation.world import World
 from fedskew.methods.fedper import FedPer
 
 GOAL = 1.10  # times the time without counts
-FIXED = 0.001  # or so many seconds more
+ROUNDS = 6  # that a round's time is measured over
 
 
 def hundred_classes() -> DataSet:
@@ -157,6 +160,14 @@ def seconds(simulation: Simulation, model: Payload) -> float:
     return time.process_time() - start
 
 
+def round_seconds(experiment: Experiment, data_dir: Path | None) -> float:
+    """How long a round of a run takes that is evaluated every round, in one process: the median."""
+    every = dataclasses.replace(experiment.evaluation, every=1)
+    trained = run(dataclasses.replace(experiment, rounds=ROUNDS, evaluation=every), workers=1, data_dir=data_dir)
+    ends = [time.process_time() for _ in trained]
+    return statistics.median(b - a for a, b in pairwise(ends))
+
+
 def main() -> int:
     """Print the ratio of each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,11 +186,11 @@ def main() -> int:
         pairs = [(seconds(without, model), seconds(counted, model)) for _ in range(given.repeat + 3)][3:]
         ratio = statistics.median(b / a for a, b in pairs)
         each, more = statistics.median(a for a, _ in pairs), statistics.median(b - a for a, b in pairs)
-        passed = ratio <= GOAL or more <= FIXED
-        missed += not passed
+        felt = more / round_seconds(experiment(), given.data_dir) if ratio > GOAL else 0.0
+        missed += ratio > GOAL
         print(
             f"{name:<40} {1000 * each:8.1f} ms without counts, {1000 * more:5.2f} ms more with them: {ratio:.3f} times "
-            f"{'pass' if passed else 'FAIL'}",
+            f"{f'FAIL, {100 * felt:.1f} % of a round' if felt else 'pass'}",
             flush=True,
         )
     return int(missed > 0)

@@ -244,3 +244,10 @@ def _children(pid: int) -> list[str]:
 def test_runs_begun_in_one_second_have_directories_of_their_own() -> None:
     experiment = Experiment("fedavg", data="digits")
     assert len({default_out(experiment) for _ in range(20)}) == 20
+
+
+def test_a_stop_without_patience_names_the_form_that_was_meant(fedskew: Any) -> None:
+    for text in ("3", "figure=f1"):
+        said = fedskew("run", "--stop", text)
+        assert said.code == 2
+        assert f"--stop {text} is invalid: expected patience=10" in " ".join(said.err.split())

@@ -109,7 +109,7 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(tmp_path: Path) -> 
 
 
 def test_stopping_without_validation_data_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match=r"stop needs validation data, .* set holdout.validation"):
+    with pytest.raises(UsageError, match=r"stop needs validation data, .* --set holdout.validation=0.2"):
         Run(replace(STILL, holdout=Holdout()))
     with pytest.raises(UsageError, match="unknown goal 'f3'"):
         Run(replace(STILL, stop=Stop(patience=2, figure="f3")))

@@ -364,6 +364,18 @@ def test_a_client_is_chosen_by_number_or_name(table_run: Path) -> None:
             load(table_run, client=wrong)
 
 
+def test_a_model_and_its_predictions_are_one_line_in_a_session(table_run: Path) -> None:
+    model = load(table_run, client="va")
+    assert repr(model).startswith("<TrainedModel: the model of client va (mlp:hidden=8); takes rows of a table")
+    said = model.predict(np.full((500, 13), np.nan))
+    assert repr(said) == f"<Predictions of 500 samples: 500 {said.classes[0]}>"
+
+
+def test_an_export_names_the_client_as_the_user_does(table_run: Path, fedskew: Any) -> None:
+    said = fedskew("export", str(table_run), "--client", "va", "--to", "va.safetensors")
+    assert "wrote the model of client va (mlp:hidden=8) to va.safetensors" in " ".join(said.out.split())
+
+
 # Broken and foreign directories.
 
 

@@ -357,10 +357,10 @@ def test_a_missing_value_ranks_last_in_either_direction(small: Path) -> None:
 
 
 def test_the_commit_is_that_of_the_working_copy_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedskew.studies.tables import finished
+    from fedskew.studies import provenance
 
-    monkeypatch.setattr(finished, "ROOT", tmp_path)
-    assert finished.commit() == ""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.commit() == ""
 
 
 def test_the_committed_tables_are_read_and_written_without_change() -> None:

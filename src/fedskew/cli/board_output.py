@@ -21,8 +21,8 @@ from fedskew.studies.board.running import all_methods, finished, run_board
 from fedskew.studies.board.statistics import make_task, ordered, tally
 from fedskew.studies.board.tasks import load_tasks
 from fedskew.studies.compare import distinct
+from fedskew.studies.provenance import ROOT
 from fedskew.studies.ranking import BASELINE
-from fedskew.studies.tables.finished import ROOT
 
 COLUMNS = {  # figures of `board show`, and their short titles
     "f1": "macro F1",

@@ -152,11 +152,12 @@ def stop_rule(text: str | None) -> dict[str, str]:
         return {}
     from fedskew.core.settings import parse
 
+    wrong = UsageError(f"--stop {text} is invalid: expected patience=10, with figure=... and min_delta=... if wanted.")
+    if "=" not in text:
+        raise wrong
     (_, options), *more = parse(f"stop:{text}", "--stop")
     if more or "patience" not in options:
-        raise UsageError(
-            f"--stop {text} is invalid: expected patience=10, with figure=... and min_delta=... if wanted."
-        )
+        raise wrong
     return options
 
 

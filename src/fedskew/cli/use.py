@@ -88,7 +88,7 @@ def export_command(
     """
     from fedskew.experiment.export import export, export_weights
     from fedskew.experiment.model_files import read_card
-    from fedskew.experiment.use import client_number, load, own_weights
+    from fedskew.experiment.use import client_name, client_number, load, own_weights
 
     card = read_card(run)
     if card is not None and card.module and net is None and client is None and to.suffix == ".safetensors":
@@ -103,7 +103,7 @@ def export_command(
         about = {"file": str(to), "net": name, "client": number, "classes": list(card.labels), "takes": card.expects()}
         print_json(about | {"bytes": to.stat().st_size})
     else:
-        whose = "the global model" if number is None else f"the model of client {number}"
+        whose = "the global model" if number is None else f"the model of client {client_name(card, number)}"
         make_screen(as_json).print(f"wrote {whose} ({name}) to {to}; it takes {card.expects()}")
 
 
@@ -143,8 +143,7 @@ def score_cautions(model: TrainedModel, score: ModelMetrics | None) -> list[str]
     """Sentences about what the figures of predictions would hide; [] if the classes are not known."""
     from fedskew.evaluation.cautions import cautions_about
 
-    who = "the global model" if model.client is None else f"the model of client {model.client}"
-    return [] if score is None else cautions_about(score, model.card.labels, who)
+    return [] if score is None else cautions_about(score, model.card.labels, model.whose)
 
 
 def show(

@@ -7,6 +7,7 @@ sample of the class, one of the others) that fall into one bin; of average preci
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,13 +38,13 @@ class Curves(NamedTuple):
         """From a table of scores."""
         at, n = scores
         key = at >> 1
-        first = np.flatnonzero(np.diff(key, prepend=-1))  # the first entry of each bin
+        first = run_starts(key)  # the first entry of each bin
         own = np.add.reduceat(n * (at & 1), first) if len(at) else n
         rest = np.add.reduceat(n, first) - own if len(at) else n
         group = key[first] // BINS
         owned: Any = np.bincount(group, own, groups)
         others: Any = np.bincount(group, rest, groups)
-        used = np.flatnonzero(own)
+        used = own.nonzero()[0]
         at_or_below = own.cumsum()[used], rest.cumsum()[used]  # of this group and those before
         group, own, rest = group[used], own[used], rest[used]
         own_above = owned.cumsum()[group] - at_or_below[0] + own
@@ -61,6 +62,13 @@ class Curves(NamedTuple):
         """By group: the sum over its bins."""
         by_group: Any = np.bincount(self.group, values, len(self.owned))
         return np.asarray(by_group, np.float64)
+
+
+def run_starts(values: npt.NDArray[Any]) -> IntArray:
+    """Where each new value begins in sorted values."""
+    new = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return new.nonzero()[0]
 
 
 def areas(scores: Sparse, groups: int) -> tuple[FloatArray, FloatArray]:
@@ -112,7 +120,7 @@ def part_aurocs(made: Placed, total: IntArray) -> list[float | None]:
             order.sort(axis=1)
             twice[part, label] += (((order & 1) == own) * within).sum(axis=1)
     areas = (twice - total * (total - 1)) / (2 * np.maximum(pairs, 1))
-    return over_classes_of_each(areas, useful)
+    return over_classes_of_each(np.where(useful, areas, np.nan))
 
 
 def _of_like_size(sizes: IntArray) -> list[IntArray]:
@@ -131,12 +139,15 @@ def over_classes(values: FloatArray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def over_classes_of_each(values: FloatArray, known: npt.NDArray[np.bool_]) -> list[float | None]:
-    """`over_classes` of every row, where `known` says which values there are; the same bits."""
+def over_classes_of_each(values: FloatArray) -> list[float | None]:
+    """`over_classes` of every row; the same bits."""
+    if values.shape[1] == 2:
+        return [None if math.isnan(value) else value for value in values[:, 1].tolist()]
+    known = ~np.isnan(values)
     count = known.sum(axis=1)
     # up to seven values numpy adds one after the other, as here
     means = np.where(known, values, 0.0).cumsum(axis=1)[:, -1] / np.maximum(count, 1)
-    for k in np.unique(count[count > 7]):
+    for k in {k for k in count.tolist() if k > 7}:
         rows = count == k
         means[rows] = values[rows][known[rows]].reshape(-1, k).mean(axis=1)
     return [mean if n else None for mean, n in zip(means.tolist(), count.tolist(), strict=True)]

@@ -37,12 +37,12 @@ def over_clients(tally: Tally) -> ClientMetrics | None:
 
 def spread(tally: Tally, correct: IntArray, total: IntArray) -> Spread:
     """The figures of `class_figures` and the areas over clients; computed for all clients at once."""
-    predicted = np.array(tally.predicted)
     with np.errstate(invalid="ignore", divide="ignore"):
-        recall, f1 = correct / total, 2 * correct / (total + predicted)
+        recall_and_f1 = np.concatenate([correct / total, 2 * correct / (total + np.array(tally.predicted))])
+    means = _mean_of_known(recall_and_f1).tolist()
     return Spread(
-        balanced_accuracy=over(_mean_of_known(recall).tolist()),
-        macro_f1=over(_mean_of_known(f1).tolist()),
+        balanced_accuracy=over(means[: len(total)]),
+        macro_f1=over(means[len(total) :]),
         auroc=over([auroc for auroc in tally.aurocs if auroc is not None]),
     )
 

@@ -72,7 +72,7 @@ def detail(counts: Counts) -> dict[str, Any]:
         **class_figures(confusion.diagonal().tolist(), total, predicted),
         "auroc": counts.auroc,
         "auprc": counts.auprc,
-        "ece": counts.ece if counts.samples else None,
+        "ece": counts.ece if any(total) else None,
     }
 
 

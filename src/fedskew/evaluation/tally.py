@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fedskew.evaluation.areas import part_aurocs
 from fedskew.evaluation.bins import IntArray, Placed, Predictions, place
-from fedskew.evaluation.counts import Counts, Sums
+from fedskew.evaluation.counts import Counts, Sums, count_few
 from fedskew.evaluation.scores import Score, Together
 
 TOGETHER = 200_000  # scores (samples times classes) that are counted in one go
+FEW = 20_000  # scores that are counted in one go with those of other models, see `count_few`
 COLUMNS = ("correct", "total", "losses", "predicted", "aurocs")
 
 
@@ -92,6 +93,17 @@ class Tally:
                 self.predicted[i], self.aurocs[i] = row.tolist(), auroc
         self.waiting, self.places, self.size = [], [], 0
 
+    def take(self, counts: Counts, clients: Iterator[tuple[list[int], float | None]]) -> None:
+        """Add the counts of the predictions that wait; `clients`: samples predicted as each class, and auroc."""
+        if self.sums is None and self.made is None:
+            self.made = counts
+        else:
+            self._sums(counts.classes).add(counts)
+        if self.each:
+            for i in self.places:
+                self.predicted[i], self.aurocs[i] = next(clients)
+        self.waiting, self.places, self.size = [], [], 0
+
     @property
     def counts(self) -> Counts | None:
         """The counts of all samples together; None if some are not known, or there are none. Nothing may wait."""
@@ -119,10 +131,19 @@ def count_waiting(tallies: Sequence[Tally]) -> None:
     filled = [tally for tally in tallies if tally.waiting]
     if not filled:
         return
+    filled.sort(key=lambda tally: tally.each)
     placed = place(Predictions.cat([made for tally in filled for made in tally.waiting]))
+    sizes = [sum(len(made.y) for made in tally.waiting) for tally in filled]
+    if placed.keys.size <= FEW:
+        parts = [sum(tally.total[i]) for tally in filled if tally.each for i in tally.places]
+        found, aurocs, said = count_few(placed, sizes, parts)
+        clients = iter(zip(said.tolist(), aurocs, strict=True))
+        for tally, counts in zip(filled, found, strict=True):
+            tally.take(counts, clients)
+        return
     end = 0
-    for tally in filled:
-        start, end = end, end + sum(len(made.y) for made in tally.waiting)
+    for tally, size in zip(filled, sizes, strict=True):
+        start, end = end, end + size
         tally.count(placed.rows(start, end))
 
 

@@ -142,7 +142,7 @@ def check_stop(experiment: Experiment, world: World) -> None:
     if not len(world.validation.values):
         raise UsageError(
             "stop needs validation data, because test data must not decide when a run ends: "
-            "set holdout.validation to a share, such as 0.2."
+            "set holdout.validation to a share, as with --set holdout.validation=0.2."
         )
 
 

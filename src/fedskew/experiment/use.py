@@ -49,6 +49,12 @@ class Predictions:
     probabilities: NDArray[np.float32]
     labels: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        found = np.bincount(self.numbers, minlength=len(self.labels)).tolist()
+        said = [f"{n} {label}" for n, label in zip(found, self.labels, strict=True) if n]
+        more = [f"{len(said) - 10} more classes"] if len(said) > 10 else []
+        return f"<Predictions of {len(self.classes)} samples: {', '.join(said[:10] + more)}>"
+
 
 class TrainedModel:
     """The model of a finished run: the global one, or a client's own. Made by `load`.
@@ -64,6 +70,16 @@ class TrainedModel:
     ) -> None:
         self.card, self.net, self.client, self.batch_statistics = card, net.eval(), client, batch_statistics
         self._method = method  # puts a head of its own into the net; None: it does not
+
+    def __repr__(self) -> str:
+        return f"<TrainedModel: {self.whose} ({self.card.net or self.card.module}); takes {self.card.expects()}>"
+
+    @property
+    def whose(self) -> str:
+        """Whose model it is, in words; a client by its name if it has one."""
+        return (
+            "the global model" if self.client is None else f"the model of client {client_name(self.card, self.client)}"
+        )
 
     def predict(self, x: Any) -> Predictions:
         """The classes of samples.
@@ -256,6 +272,11 @@ def client_number(card: ModelCard, client: int | str) -> int:
     if card.clients:
         raise unknown("client", text, card.clients)
     raise UsageError(f"client {text} is invalid: expected a number from 0 to {card.population - 1}.")
+
+
+def client_name(card: ModelCard, number: int) -> str:
+    """The name of a client; its number if it has none."""
+    return card.clients[number] if card.clients else str(number)
 
 
 def _card_of_old_run(

@@ -16,8 +16,8 @@ import msgspec
 from fedskew.core.settings import UsageError
 from fedskew.experiment.config import read_toml
 from fedskew.experiment.run_directory import read_run
-from fedskew.studies.board.cells import this_commit, this_cpu
 from fedskew.studies.papers import cell_of, write_cell
+from fedskew.studies.provenance import this_commit, this_cpu
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

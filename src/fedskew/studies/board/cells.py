@@ -7,10 +7,9 @@ used. A run that is interrupted begins again: it takes seconds, or a few minutes
 from __future__ import annotations
 
 import logging
-import platform
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +25,7 @@ from fedskew.experiment.run import Run
 from fedskew.federation.protocol import Record
 from fedskew.studies.choice import rate_trial, trial_value
 from fedskew.studies.execution import Outcome, execute, file_name
-from fedskew.studies.tables.finished import commit
+from fedskew.studies.provenance import this_commit, this_cpu
 
 # what is kept of every evaluation
 KEPT = ("global", "balanced", "f1", "tail", "clients", "clients_worst", "personal", "worst", "new_global", "new")
@@ -190,20 +189,3 @@ def _keep(made: Cell | Trial, path: Path | None) -> None:
         write_atomically(path, msgspec.json.encode(made))
     except (NotADirectoryError, FileExistsError, PermissionError) as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
-
-
-@cache
-def this_commit() -> str:
-    """The commit of the working copy when this process began with the board; "" if it is in none."""
-    return commit()
-
-
-@cache
-def this_cpu() -> str:
-    """The kind of CPU: bits agree between machines of one kind only."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    except OSError:
-        model = ""
-    return model or platform.processor() or platform.machine()

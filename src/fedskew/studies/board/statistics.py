@@ -16,11 +16,12 @@ from fedskew.evaluation.figures import FIGURES, at_least_as_good
 from fedskew.experiment.config import method_of
 from fedskew.experiment.costs import measure_costs
 from fedskew.experiment.run_directory import versions
-from fedskew.studies.board.cells import KEPT, Cell, this_commit, this_cpu
+from fedskew.studies.board.cells import KEPT, Cell
 from fedskew.studies.board.evidence import Curve, Row, Task
 from fedskew.studies.board.running import Tried
 from fedskew.studies.board.tasks import TaskFile
 from fedskew.studies.convergence import last_mean, unsettled_curve
+from fedskew.studies.provenance import this_commit, this_cpu
 from fedskew.studies.ranking import BASELINE, LEVEL, Difference, Standing, rank
 
 RESAMPLES = 2000  # of the bootstrap over clients

@@ -9,9 +9,10 @@ import msgspec
 
 from fedskew.core.settings import UsageError, unknown
 from fedskew.experiment.run_directory import versions
-from fedskew.studies.board.cells import Watch, do_cell, this_cpu
+from fedskew.studies.board.cells import Watch, do_cell
 from fedskew.studies.board.evidence import Row, Task
 from fedskew.studies.board.tasks import TaskFile, load_task
+from fedskew.studies.provenance import this_cpu
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +16,11 @@ from fedskew.core.settings import UsageError
 from fedskew.evaluation.figures import FIGURES
 from fedskew.experiment.run_directory import versions
 from fedskew.experiment.tracking import flat
+from fedskew.studies.provenance import commit
 from fedskew.studies.tables.recipe import Recipe, Scale
 from fedskew.studies.tables.running import Work
 from fedskew.studies.tables.verdicts import UNTESTABLE, Cell, RowVerdict, with_verdicts, withdrawn
 
-ROOT = Path(__file__).parents[4]  # of a working copy
 CLAIMS = ("gain kept", "gain lost", "loss kept", "no loss here", "a tie in the paper")  # at the reduced scale
 
 
@@ -93,15 +92,6 @@ def _shared(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The settings that are equal in all of them."""
     first = settings[0]
     return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in settings)}
-
-
-def commit() -> str:
-    """The commit of the working copy this package is in; "" if it is in none."""
-    if not (ROOT / ".git").exists():
-        return ""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return described.stdout.strip() if described.returncode == 0 else ""
 
 
 def write_table(table: FinishedTable, folder: Path) -> Path:
