@@ -98,11 +98,11 @@ def fedcd() -> list[Part]:
         for beta in (0.5, 0.1)
     ]
     # the larger rate is the better one for FedAvg, so a larger one still is tried, with the default too
-    few = ["fedavg", "fedcd", "fedcd:clip=off"]
+    few = ["fedavg", "fedcd", "fedcd:clip=off", "fedcd:clip=1", off.replace("clip=off", "clip=5")]
     parts += [Part(f"{part.setting}, lr 0.1", part.experiment, few, (0.1,)) for part in parts]
     # the default clips gradients, so FedAvg does too
-    clipped = replace(parts[2].experiment, training=replace(training, clip=1.0))
-    return [*parts, Part("beta 0.5, lr 0.1, clip 1", clipped, ["fedavg"], (0.1,))]
+    clipped = replace(parts[2].experiment, training=replace(training, clip=5.0))
+    return [*parts, Part("beta 0.5, lr 0.1, clip 5", clipped, ["fedavg"], (0.1,))]
 
 
 def weighting() -> list[Part]:
