@@ -88,17 +88,21 @@ def fedmr() -> list[Part]:
 
 
 def fedcd() -> list[Part]:
-    """The default, other candidates and all terms off beside a tuned FedAvg."""
+    """The default, other candidates and all terms off beside a tuned FedAvg, with and without clipped gradients."""
     training = Training(momentum=0.9, batch_size=64, epochs=3)
-    off = "fedcd:mu=1,rho=0,gamma=0,lam=0,classifier=mean"
-    methods = ["fedavg", "fedcd", off, "fedcd:rho=0", "fedcd:preset=paper"]
+    off = "fedcd:mu=1,rho=0,gamma=0,lam=0,classifier=mean,clip=off"
+    methods = ["fedavg", "fedcd", "fedcd:clip=off", off, "fedcd:rho=0,clip=off", "fedcd:preset=paper"]
     split = "sample:keep=4000+dirichlet:alpha={},clients=10,min=10"
     parts = [
         Part(f"beta {beta}", experiment(split.format(beta), "simple-cnn", 25, training), methods, (0.01, 0.03))
         for beta in (0.5, 0.1)
     ]
     # the larger rate is the better one for FedAvg, so a larger one still is tried, with the default too
-    return parts + [Part(f"{part.setting}, lr 0.1", part.experiment, ["fedavg", "fedcd"], (0.1,)) for part in parts]
+    few = ["fedavg", "fedcd", "fedcd:clip=off", "fedcd:clip=1", off.replace("clip=off", "clip=5")]
+    parts += [Part(f"{part.setting}, lr 0.1", part.experiment, few, (0.1,)) for part in parts]
+    # the default clips gradients, so FedAvg does too
+    clipped = replace(parts[2].experiment, training=replace(training, clip=5.0))
+    return [*parts, Part("beta 0.5, lr 0.1, clip 5", clipped, ["fedavg"], (0.1,))]
 
 
 def weighting() -> list[Part]:

@@ -58,7 +58,7 @@ from toys import digits, rounds, same
 P4 = tensor([[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0], [0.0, -1.0]])  # two classes of two
 Z, FIRST, SECOND = tensor([[0.8, 0.6]]), tensor([0]), tensor([1])
 ALL = torch.ones(4, dtype=torch.bool)
-OFF = FedCD(M=1, gamma=0, lam=0, rho=0, mu=1.0, classifier="mean", bias=True)
+OFF = FedCD(M=1, gamma=0, lam=0, rho=0, mu=1.0, classifier="mean", clip="off", bias=True)
 PCDD = "pcdd:clients=5,classes=2"  # no class at two clients
 seeds = st.integers(0, 2**31)
 
@@ -628,8 +628,8 @@ def test_prototypes_do_not_decay() -> None:
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_prototypes_without_a_gradient_are_sent_unchanged_despite_weight_decay(fast: bool, momentum: float) -> None:
-    """tau = 1e9 leaves nothing of L_hpc's gradient."""
-    method = FedCD(tau=1e9, mu=0.5)
+    """tau = 1e9 leaves nothing of L_hpc's gradient. A clipped step would keep a part of the decay."""
+    method = FedCD(tau=1e9, mu=0.5, clip="off")
     training = Training(lr=0.1, batch_size=16, weight_decay=0.1, momentum=momentum)
     update = small(method, training=training, fast=fast).train_client(0, 1, "train", server(), {}).update
     assert_close(update.payload[GROUP]["mean"], server()[GROUP]["mean"], rtol=1e-5, atol=1e-6)
@@ -701,7 +701,7 @@ def second_round(method: FedCD, training: Training | None = None) -> tuple[Paylo
 @pytest.mark.parametrize("assign", ["round", "batch"])
 def test_a_round_of_one_step_is_one_step_down_eq_11(assign: Any) -> None:
     """All samples in one batch: each of theta, phi and P^k moves by lr times its gradient, fine classes as assigned."""
-    method, lr = FedCD(mu="linear", rho=1.0, assign=assign, tau=0.2), 0.5
+    method, lr = FedCD(mu="linear", rho=1.0, assign=assign, tau=0.2, clip="off"), 0.5
     update, site, fine = second_round(method, Training(lr=lr, batch_size=1000))
     head = GuidedHead(site.net.head, server()[GROUP]["mean"].clone())
     net, x = Net(site.net.body, head, 12), site.data.take(torch.arange(len(fine)))[0]
@@ -719,7 +719,7 @@ def test_a_round_of_one_step_is_one_step_down_eq_11(assign: Any) -> None:
 
 
 def test_later_rounds_send_prototypes_that_learnt_and_counts_of_the_round_s_start() -> None:
-    update, _, fine = second_round(FedCD())
+    update, _, fine = second_round(FedCD(clip="off"))
     assert torch.equal(update[GROUP]["count"], torch.bincount(fine, minlength=30).float())
     moved = (update[GROUP]["mean"] - server()[GROUP]["mean"]).norm(dim=1)
     assert (moved[update[GROUP]["count"] > 0] > 1e-4).all()
@@ -916,6 +916,25 @@ def test_the_first_round_of_mu_1_is_fedavg_bit_for_bit_with_batch_norm_and_proto
     assert ours[0].server["buffers"]
 
 
+def moved_in_one_step(method: FedCD, **options: Any) -> float:
+    """How far a client's model moves in one step with lr 1 from a head 100 times too large."""
+    world = small(method, training=Training(lr=1.0, batch_size=16, steps=1, **options))
+    broadcast = start(world)
+    before = broadcast["parameters"] | {"head.weight": 100 * broadcast["parameters"]["head.weight"]}
+    update, _ = method.client(world.site(1, 0, "train"), broadcast | {"parameters": before}, {})
+    after = update.payload["parameters"]
+    return math.sqrt(sum(float((after[name] - before[name]).square().sum()) for name in before))
+
+
+def test_a_step_is_clipped_by_default_but_not_in_the_paper_s_and_training_clip_goes_first() -> None:
+    """lr 1 without momentum: a step is as long as its gradient. mu = 1: P^k has none."""
+    assert moved_in_one_step(FedCD(mu=1.0)) == pytest.approx(5, rel=1e-3)
+    assert moved_in_one_step(FedCD(mu=1.0, clip=0.5)) == pytest.approx(0.5, rel=1e-3)
+    assert moved_in_one_step(FedCD(mu=1.0), clip=0.25) == pytest.approx(0.25, rel=1e-3)
+    assert moved_in_one_step(FedCD(preset="paper")) > 10
+    assert moved_in_one_step(FedCD(clip="off")) > 10
+
+
 ON: dict[str, dict[str, Any]] = {
     "preset": {"preset": "paper"},
     "M": {"M": 2},
@@ -933,6 +952,7 @@ ON: dict[str, dict[str, Any]] = {
     "acla": {"classifier": "acla"},
     "acla_temp": {"acla_temp": 0.1, "classifier": "acla"},
     "W": {"W": "probabilities"},
+    "clip": {"clip": 0.1},
     "assign": {"assign": "batch"},
     "rescale": {"rescale": True},
     "bias": {"bias": True},
@@ -958,8 +978,8 @@ def test_every_setting_changes_the_result_and_works_with_partial_participation(n
 @pytest.mark.parametrize(
     ("preset", "said"),
     [
-        ("robust", {"mu": 0.9, "rho": 0.1, "classifier": "cla"}),
-        ("paper", {"mu": "linear", "rho": "paper", "classifier": "acla"}),
+        ("robust", {"mu": 0.9, "rho": 0.1, "classifier": "cla", "clip": 5.0}),
+        ("paper", {"mu": "linear", "rho": "paper", "classifier": "acla", "clip": "off"}),
     ],
 )
 def test_a_preset_is_what_its_settings_say_and_yields_to_a_setting(preset: Any, said: dict[str, Any]) -> None:

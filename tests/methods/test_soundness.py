@@ -16,7 +16,7 @@ from fedskew.experiment.assemble import assemble
 from fedskew.experiment.config import Experiment
 from fedskew.methods import REGISTRY
 from fedskew.methods.fedmr import FedMR
-from fedskew.report.soundness import main, markdown
+from fedskew.report.soundness import main, markdown, updated, write
 from fedskew.studies.execution import execute
 from fedskew.studies.soundness import NETS, SPLITS, Job, experiment, rates, run_battery, run_job
 from fedskew.studies.soundness_verdict import (
@@ -26,6 +26,7 @@ from fedskew.studies.soundness_verdict import (
     Cell,
     Score,
     Scores,
+    Verdict,
     judge,
     noise,
     reference_of,
@@ -292,6 +293,18 @@ def test_a_part_of_the_battery_runs_resumes_and_makes_a_table(tmp_path: Path, ca
     )
     assert runs == sorted(path.name for path in (tmp_path / "runs" / "mlp" / "iid").iterdir())
     assert markdown(*again) in said
+
+
+def test_a_part_that_is_written_replaces_its_own_cells_alone(tmp_path: Path) -> None:
+    def verdict(method: str, split: str, accuracy: float) -> Verdict:
+        return Verdict(Cell(method, "mlp", split), "ok", accuracy, 0.9, 0.02, 1)
+
+    old = [verdict("fedavg", "iid", 0.9), verdict("fedprox", "iid", 0.8), verdict("fedprox", "two", 0.7)]
+    write(tmp_path, {"mlp": 0.2}, old)
+    part = [verdict("fedavg", "iid", 0.1), verdict("fedprox", "iid", 0.95)]  # a reference comes with every part
+    made = updated(tmp_path, ["fedprox"], part)
+    assert made.verdicts == [old[0], part[1], old[2]]
+    assert made.rates == {"mlp": 0.2}
 
 
 def test_an_unknown_name_is_one_sentence(capsys: Any) -> None:

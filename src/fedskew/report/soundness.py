@@ -2,6 +2,7 @@
 
 python -m fedskew.report.soundness                                   all of it; run it again to resume
 python -m fedskew.report.soundness --methods fedmr,feddyn --nets mlp   a part, printed and not written
+python -m fedskew.report.soundness --methods fedmr --update            a part, written in place of the same cells
 """
 
 from __future__ import annotations
@@ -114,14 +115,30 @@ def write(folder: Path, rates: dict[str, float], verdicts: Sequence[Verdict]) ->
     write_atomically(folder / "README.md", markdown(rates, verdicts).encode())
 
 
+class Written(msgspec.Struct, frozen=True):
+    """What soundness.json holds."""
+
+    rates: dict[str, float]
+    verdicts: list[Verdict]
+
+
+def updated(folder: Path, methods: Sequence[str], verdicts: Sequence[Verdict]) -> Written:
+    """The written table with these verdicts of some methods in place of the same cells; all others stay."""
+    old = msgspec.json.decode((folder / "soundness.json").read_bytes(), type=Written)
+    new = {v.cell: v for v in verdicts if v.cell.method in methods}
+    kept = {v.cell: v for v in old.verdicts}
+    return Written(old.rates, [value for _, value in sorted((kept | new).items())])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the battery. Returns 1 if a cell is not sound; a part of the battery is printed and not written."""
+    """Run the battery. Returns 1 if a cell is not sound. A part is printed, and written only with --update."""
     parser = argparse.ArgumentParser(prog="python -m fedskew.report.soundness", description=main.__doc__)
     for name, known in (("methods", REGISTRY), ("nets", NETS), ("splits", SPLITS)):
         parser.add_argument(f"--{name}", default="", help=f"some of {', '.join(known)}, separated by commas")
     parser.add_argument("--out", type=Path, default=Path("runs/soundness"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=Path("results/soundness"), help="folder of the table")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--update", action="store_true", help="write the cells of --methods into the table")
     given = parser.parse_args(arguments)
     try:
         methods, nets, splits = (
@@ -142,7 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workers=given.workers,
         say=lambda text: print(text, flush=True),
     )
-    if given.methods or given.nets or given.splits:
+    if given.update:
+        written = updated(given.results, methods, verdicts)
+        if any(written.rates[net] != rate for net, rate in rates.items()):
+            parser.error(f"the learning rates are {rates}, but those of the table {written.rates}")
+        write(given.results, written.rates, written.verdicts)
+    elif given.methods or given.nets or given.splits:
         print(markdown(rates, verdicts))
     else:
         write(given.results, rates, verdicts)

@@ -15,19 +15,21 @@ A class c has M fine classes j = (c, m), each with a prototype P_j and a class-v
     Eq. 13:   q_k^j = softmax(P^g_j phi_k)[j];  Eq. 14: nu^j = softmax_k(q_k^j);  Eq. 15: phi^j = sum_k nu^j[k] phi_k^j
 Preset paper: as printed, with Algorithm 1's batches of D_k^+, the samples and all P^g: a prototype is one item of an
 epoch, so most batches hold none (68 % at the paper's scale), and one that is there weighs n_j samples.
-Preset robust: rho = 0.1, mu = 0.9 in all rounds, class-vectors by counts (cla). What was tried: results/fedcd-fmnist.
+Preset robust: rho = 0.1, mu = 0.9 in all rounds, class-vectors by counts (cla), gradients clipped to norm 5. What was
+tried: results/fedcd-fmnist.
 -hpc: hpc=false; -dkd: lam=0; -bpr: gamma=0; -acla: classifier=mean; /kd: distil=kd; /cla: classifier=cla.
 W=logits: u adds the M logits of a class. Its M vectors then get identical gradients and differ by their start only: a
-plain head with M times the learning rate. W=probabilities: u adds probabilities, so a class's logit is the logsumexp of
-its M, and they do specialise.
+plain head with M times the learning rate, which without clip diverges at rates that FedAvg bears. W=probabilities: u
+adds probabilities, so a class's logit is the logsumexp of its M, and they do specialise.
 Eq. 14's weights of two clients differ by a factor of e at most, so acla is close to a uniform mean over clients.
 Reading: n^k counts the fine classes as assigned at the start of the round.
 Reading: P^k of the first round are k-means centres of the trained features. Under the initial net the means of all
 classes are nearly one vector, and L_hpc, which only turns prototypes, keeps the lengths that they start with.
 Reading: in a batch of B of n_k samples each P^g_j is drawn with probability B / n_k, in addition to the samples.
 Departure (rho a number): every batch holds all P^g, with sum I = rho B.
+Departure (clip a number): a step's gradient has at most this norm, unless training.clip gives another.
 Departure: t counts from 0, otherwise L_dcl would end with weight 0.
-Departure: P^k has no weight decay.
+Departure: P^k has no weight decay, or a part of it in steps that are clipped.
 Departure: a class without any P^g starts from k-means in the round in which it first appears.
 Departure: a fine class that no client has keeps its P^g, with I = 0; phi^j without a P^g_j is averaged by samples.
 Omission: matching of the clients' clusters in the first round.
@@ -49,7 +51,7 @@ from fedskew.core.net import Net
 from fedskew.core.settings import UsageError, setting
 from fedskew.core.site import Loss, Site, copied
 from fedskew.core.tensors import Payload, Tensors
-from fedskew.core.training import Count, NotNegative, Positive, Share
+from fedskew.core.training import Count, NotNegative, Positive, Share, Training
 from fedskew.methods._shared.prototypes import GROUP, PrototypeMean, class_means, enough
 from fedskew.methods.fedcd.subclasses import (
     GuidedHead,
@@ -71,6 +73,7 @@ Sent = tuple[Tensors, Tensor, float]  # a client's phi_k, n^k and n_k
 Mass = NotNegative | Literal["paper"]
 Weight = Annotated[float, Meta(ge=0, le=1)] | Literal["linear"]
 Classifier = Literal["acla", "norm", "cla", "mean"]
+Clip = Positive | Literal["off"]
 
 
 class Preset(NamedTuple):
@@ -79,9 +82,10 @@ class Preset(NamedTuple):
     mu: Weight
     rho: Mass
     classifier: Classifier
+    clip: Clip
 
 
-PRESETS = {"robust": Preset(0.9, 0.1, "cla"), "paper": Preset("linear", "paper", "acla")}
+PRESETS = {"robust": Preset(0.9, 0.1, "cla", 5.0), "paper": Preset("linear", "paper", "acla", "off")}
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,21 @@ class FedCD(Method):
         r"L &= \mu L_{dcl} + (1 - \mu) L_{hpc} + \gamma L_{bpr} + \lambda L_{gid} \\ "
         r"\phi^j &= \sum_k \nu^j_k \, \phi^j_k"
     )
-    terms_off = {"M": 1, "gamma": 0.0, "lam": 0.0, "rho": 0.0, "mu": 1.0, "classifier": "mean", "bias": True}
+    terms_off = {
+        "M": 1,
+        "gamma": 0.0,
+        "lam": 0.0,
+        "rho": 0.0,
+        "mu": 1.0,
+        "classifier": "mean",
+        "clip": "off",
+        "bias": True,
+    }
     sums_only = False
 
     preset: Literal["robust", "paper"] = setting(
         "robust",
-        help="Defaults of mu, rho and classifier: paper as printed, see above.",
+        help="Defaults of mu, rho, classifier and clip: paper as printed, see above.",
         source="our choice",
     )
     M: Count = setting(3, help="Fine classes per class.", source="the paper")
@@ -140,6 +153,12 @@ class FedCD(Method):
     )
     acla_temp: Positive = setting(1.0, help="Temperature of the softmax of Eq. 14.", source="the paper")
     W: Over = setting("logits", help="What u adds over the fine classes of a class.", source="the paper, as we read it")
+    clip: Clip | None = setting(
+        None,
+        help="Largest norm of a step's gradient where training.clip is not set; off: no limit, "
+        "None: the preset's, 5 or off.",
+        source="the preset; off is the paper's",
+    )
     assign: Literal["round", "batch"] = setting(
         "round", help="When samples get their fine class (Eq. 2): once a round, or in every batch.", source="our choice"
     )
@@ -175,7 +194,8 @@ class FedCD(Method):
         labels = site.data.y.index_put((site.data.index,), fine)
         fine_site = replace(site, net=Net(site.net.body, head, site.net.features), data=replace(site.data, y=labels))
         moving = ("body.", "head.") if self.contrasts(site) else ("body.", "head.head.")
-        done = fit(fine_site, self.loss(site, broadcast, head, own["known"]), train=moving)
+        loss = self.loss(site, broadcast, head, own["known"])
+        done = fit(fine_site, loss, train=moving, training=self.clipped(site.training))
         sent = enough(self.prototypes(site, copied(head.prototypes), fine), site.min_count)
         return self.report(site, {"loss": done.loss}).plus(**{GROUP: sent}), state | site.keeps()
 
@@ -183,6 +203,11 @@ class FedCD(Method):
         """The value of a field, or the preset's if it is None."""
         value = getattr(self, field)
         return getattr(PRESETS[self.preset], field) if value is None else value
+
+    def clipped(self, training: Training) -> Training:
+        """The training with this method's clip, unless it has its own."""
+        clip: Clip = self.chosen("clip")
+        return training if training.clip or isinstance(clip, str) else replace(training, clip=clip)
 
     def mu_at(self, site: Site) -> float:
         """mu in the site's round."""
