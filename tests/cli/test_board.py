@@ -32,7 +32,7 @@ def made(tmp_path: Path) -> str:
 
 
 def test_a_board_is_run_shown_verified_and_becomes_a_page(board: Any, tmp_path: Path) -> None:
-    part = board("run", "--methods", "fedavg", "--json")
+    part = board("run", "--method", "fedavg", "--json")
     assert part.code == 0, part.err
     assert part.json()["tasks"][0]["missing"] == ["fedprox"]
     assert not (tmp_path / "package").exists(), "a part of a task does not ship"
@@ -57,7 +57,7 @@ def test_a_board_is_run_shown_verified_and_becomes_a_page(board: Any, tmp_path: 
 
 
 def test_the_partial_option_ships_what_is_finished_and_says_so(board: Any, tmp_path: Path) -> None:
-    assert board("run", "tiny", "--methods", "fedavg", "--partial").code == 0
+    assert board("run", "tiny", "--method", "fedavg", "--partial").code == 0
     assert read_task(tmp_path / "package" / "tiny.json").missing == ["fedprox"]
 
 
@@ -76,8 +76,8 @@ def test_show_as_json_has_the_rows_and_the_tally(board: Any, made: str) -> None:
 
 MISTAKES = [
     (("run", "tinny"), "did you mean 'tiny'?"),
-    (("run", "--methods", "fedagv"), "did you mean 'fedavg'?"),
-    (("run", "--methods", "fedprox:mu=-1"), "mu"),
+    (("run", "--method", "fedagv"), "did you mean 'fedavg'?"),
+    (("run", "--method", "fedprox:mu=-1"), "mu"),
     (("show", "--evidence", "nowhere"), "run `fedskew board run` first"),
     (("page", "--evidence", "nowhere"), "run `fedskew board run` first"),
     (("show", "t7", "--evidence", "made"), "unknown task with evidence 't7'"),

@@ -26,7 +26,8 @@ def add_commands(app: typer.Typer) -> None:
 def run_command(
     tasks: Tasks = None,
     methods: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only this method; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option("--method", metavar="METHOD", help="Run only this method; repeatable. Default: all."),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the runs.")] = Path("runs/board"),
     evidence: Evidence = None,
