@@ -47,6 +47,14 @@ def owners_without_training(data: DataSet) -> str:
     return f"{count} of {total} owners have test samples only, so they are no clients" if count else ""
 
 
+def owners_ignored(data: DataSet, split: str) -> str:
+    """One line about owners that a split takes no notice of; "" if there are none, or it is by owner."""
+    if data.owners_train is None or "natural" in split:
+        return ""
+    count = len(np.unique(data.owners_train))
+    return f"the samples have {count} owners, which this split ignores: the split natural makes each a client"
+
+
 def large_numbers(x: Array) -> str:
     """One line about vectors whose numbers are too large for a net to learn from; "" for others, and for images."""
     largest = float(np.abs(x).max()) if x.dtype == np.float32 and x.size else 0.0

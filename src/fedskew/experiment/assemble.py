@@ -13,7 +13,7 @@ import torch
 
 from fedskew.core.settings import UsageError
 from fedskew.data.dataset import DataSet, moments
-from fedskew.data.notes import id_columns, large_numbers, missing_values, owners_without_training
+from fedskew.data.notes import id_columns, large_numbers, missing_values, owners_ignored, owners_without_training
 from fedskew.data.public import with_public
 from fedskew.data.sources.loading import load
 from fedskew.data.split.chain import make_partition
@@ -205,9 +205,9 @@ def assemble(
     size, quorum = cohort_size_and_quorum(experiment, len(members))
     if experiment.method.pooled:
         parts, members, size, quorum = pool_training_data(partition, parts, members), (0,), 1, 1
-    table, notes = None, partition.notes
-    if "natural" in experiment.split and (note := owners_without_training(data)):
-        notes = (*notes, note)
+    table = None
+    lost = owners_without_training(data) if "natural" in experiment.split else owners_ignored(data, experiment.split)
+    notes = (*partition.notes, *filter(None, [lost]))
     if data.columns:
         table = agree_on({f"client {c}": sums_of(pool.x_train[parts[c].train], pool.columns) for c in members})
         notes = (*notes, *filter(None, [table.describe(missing_values(pool)), *id_columns(pool)]))

@@ -183,7 +183,7 @@ def redraw(draw: Callable[[], T], smallest: Callable[[T], int], wanted: int, tri
 
 def redraw_note(rejected: int) -> tuple[str, ...]:
     """The note of a partition that took redraws; empty if it took none."""
-    return (f"{rejected} redraws",) if rejected else ()
+    return (f"draws of the split rejected because a client had too few samples: {rejected}",) if rejected else ()
 
 
 def check_minimum(partitioner: str, minimum: int, n: int, clients: int, instead: str) -> str:
