@@ -10,12 +10,15 @@ STILL_RISING = 0.02  # of accuracy, from one quarter of the evaluations to the l
 LAST = 5  # evaluations of the mean that is shown beside the last round
 
 
-def unsettled_curve(curve: Sequence[float], classes: int, *, may_rise: bool = False) -> str:
+def unsettled_curve(
+    curve: Sequence[float], classes: int, *, may_rise: bool = False, chance: float | None = None
+) -> str:
     """Why a run has not converged, in words that follow its name; "" if it has.
 
     `curve` holds the accuracies (0 to 1) of its evaluations, `classes` how many classes there are. A run has converged
     if it ends well above chance and its accuracy no longer rises. `may_rise` leaves out the second condition: for a
-    run of a published protocol, whose length is part of the claim.
+    run of a published protocol, whose length is part of the claim. `chance` is what guessing has by the curve's figure;
+    None is one in `classes`.
 
     >>> unsettled_curve([0.3, 0.5, 0.6, 0.601], classes=10)
     ''
@@ -26,7 +29,7 @@ def unsettled_curve(curve: Sequence[float], classes: int, *, may_rise: bool = Fa
     """
     if len(curve) < 4:
         return "has too few evaluations to see whether its curve is flat"
-    chance = 1 / max(1, classes)
+    chance = 1 / max(1, classes) if chance is None else chance
     if curve[-1] < chance + NEAR_CHANCE * (1 - chance):
         return f"ends at {100 * curve[-1]:.1f} %, near chance ({100 * chance:.0f} %)"
     quarter = max(1, len(curve) // 4)

@@ -18,11 +18,12 @@ from fedskew.experiment.config import read_toml
 from fedskew.experiment.progress import PROGRESS, StudyProgress
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
-from fedskew.studies.advise.advice import unsettled, warnings
+from fedskew.studies.advise.advice import no_better_than_guessing, unsettled, warnings
 from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.profile import Profile
 from fedskew.studies.advise.scoring import Candidate, Score, Scorer
+from fedskew.studies.advise.verdict import decide
 
 SMALL = fedskew.Experiment(
     split="sample:keep=400+dirichlet:alpha=0.3,clients=5", model="mlp:hidden=16", rounds=3, step="fast"
@@ -315,6 +316,26 @@ def test_the_plan_of_rounds_grows_with_methods_and_seeds() -> None:
     assert advising.planned_rounds(4, 30, 3) < advising.planned_rounds(8, 30, 3) < advising.planned_rounds(8, 30, 5)
 
 
+@pytest.mark.parametrize(
+    ("measure", "value", "learned"),
+    [
+        ("balanced", 0.51, False),
+        ("balanced", 0.6, True),
+        ("accuracy", 0.96, False),
+        ("auroc", 0.5, False),
+        ("loss", 9, True),
+    ],
+)
+def test_methods_that_all_call_every_patient_healthy_are_no_answer(measure: str, value: float, learned: bool) -> None:
+    """97 % of the patients are healthy: 96 % accuracy or 51 % balanced accuracy is no better than guessing."""
+    values = {"fedavg": dict.fromkeys(range(5), value - 0.01), "fedprox": dict.fromkeys(range(5), value)}
+    goal = Goal("global", measure)
+    about = Profile(figures={}, table=[[90, 2], [7, 1]], labels=["healthy", "sick"], clients=["a", "b"], public=0)
+    said = no_better_than_guessing(decide(values, goal.figure, "fedavg"), goal, about, {name: name for name in values})
+    assert (said == "") == learned
+    assert learned or ("No method has learned these data" in said and "class 'sick', which has 3" in said)
+
+
 @pytest.mark.parametrize(("last", "rises"), [(0.52, False), (0.7, True)])
 def test_whether_fedavg_has_converged_is_judged_by_all_seeds(last: float, rises: bool) -> None:
     """One seed that rises by chance is no reason, and the answer itself says so if all do."""
@@ -326,7 +347,8 @@ def test_whether_fedavg_has_converged_is_judged_by_all_seeds(last: float, rises:
     ends = [last, 0.5 if not rises else last, 0.5 if not rises else last]
     made = finals.Finals({Candidate("fedavg", 0.1): {s: scored(s, end) for s, end in enumerate(ends)}}, 3, {})
     figures = {"total_variation": 0.5, "empty_cells": 0.5, "size_gini": 0.0, "imbalance_factor": 1.0}
-    about = Profile(figures=figures, table=[[2, 0], [0, 2]], labels=[*"abcdefghij"], clients=["0", "1"], public=0)
+    halves = [[2] * 5 + [0] * 5, [0] * 5 + [2] * 5]
+    about = Profile(figures=figures, table=halves, labels=[*"abcdefghij"], clients=["0", "1"], public=0)
     assert unsettled(made, Goal("own", "accuracy"), about).startswith("Tuned FedAvg still rises") == rises
     assert unsettled(made, Goal("own", "loss"), about) == ""
 

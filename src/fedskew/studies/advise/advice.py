@@ -24,6 +24,7 @@ from fedskew.studies.convergence import unsettled_curve
 from fedskew.studies.ranking import FEWEST, Difference, gap_text, rank
 
 MANY = 6  # names in one note
+LEARNED = 0.05  # of the way from guessing to 1: a final that stays below it has found nothing to choose from
 LONGEST = 30  # seeds that a note may propose
 IN_FINAL = "in the final"
 
@@ -125,7 +126,11 @@ def make_advice(
         sentence(verdict, tested, goal.figure, str(baseline), names, alone),
         unsettled(finals, goal, profile),
     )
-    if finals.short and is_compared(finals):
+    if learned_nothing := no_better_than_guessing(verdict, goal, profile, names):
+        answer, rises = learned_nothing, ""
+        verdict = replace(verdict, choice=str(baseline), certain=False)
+        chosen = baseline
+    elif finals.short and is_compared(finals):
         answer = short_sentence(verdict, finals, goal.figure, str(baseline), names, alone)
         verdict = replace(verdict, choice=str(baseline), certain=False)
         chosen = baseline
@@ -220,11 +225,28 @@ def best_global(finals: Finals, goal: Goal, baseline: str, names: Mapping[str, s
     return f"One model for all clients: {names[verdict.choice]}, {gap} better than tuned FedAvg's on the {where}."
 
 
+def no_better_than_guessing(verdict: Verdict, goal: Goal, profile: Profile, names: Mapping[str, str]) -> str:
+    """That no method in the final has learned anything, in a sentence; "" if one has, or for a loss."""
+    chance = goal.chance(profile.samples)
+    best = next((s for s in verdict.standings if s.mean is not None), None)
+    if chance is None or best is None or best.mean is None or best.mean > chance + LEARNED * (1 - chance):
+        return ""
+    figure = goal.figure
+    rare = profile.labels[min(range(len(profile.labels)), key=lambda c: profile.samples[c])]
+    return (
+        f"No method has learned these data: the best in the final, {names[best.method]}, has "
+        f"{figure.text(best.mean)} {figure.unit} on the validation parts, and guessing has {figure.text(chance)}. "
+        f"Try more rounds (--rounds), larger learning rates, another net, or more samples of class '{rare}', which has "
+        f"{min(profile.samples)}."
+    )
+
+
 def unsettled(finals: Finals, goal: Goal, profile: Profile) -> str:
     """That tuned FedAvg has not converged, in a sentence, by its mean curve over seeds; "" if it has, or for a loss."""
     curves = [s.curve for s in next(iter(finals.scores.values())).values() if s.curve]
     mean = [statistics.mean(v for _, v in at) for at in zip(*curves, strict=False)]
-    if not mean or goal.measure == "loss" or not (why := unsettled_curve(mean, len(profile.labels))):
+    chance = goal.chance(profile.samples)
+    if not mean or chance is None or not (why := unsettled_curve(mean, len(profile.labels), chance=chance)):
         return ""
     return f"Tuned FedAvg {why}: with more rounds the order may change."
 

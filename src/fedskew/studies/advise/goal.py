@@ -7,7 +7,7 @@ one model, it is judged by the global model ("global").
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +49,19 @@ class Goal:
         """The measure and the models in words: "balanced accuracy of the clients' own models"."""
         who = "the model that each client would use" if self.model == "own" else "the global model"
         return f"{self.figure.measure or self.measure} of {who}"
+
+    def chance(self, samples: Sequence[int]) -> float | None:
+        """What a model has that learned nothing, at best; None for a loss. `samples` are all clients', by class.
+
+        >>> [Goal("own", measure).chance([97, 3]) for measure in ("balanced", "accuracy", "auroc")]
+        [0.5, 0.97, 0.5]
+        """
+        known = [n for n in samples if n]
+        if self.measure == "loss" or not known:
+            return None
+        if self.measure == "accuracy":
+            return max(known) / sum(known)
+        return 0.5 if self.measure == "auroc" else 1 / len(known)
 
     def fits(self, method: Method) -> bool:
         """Whether a method has such a model."""

@@ -21,6 +21,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []  # of the split and the table
 
     @property
+    def samples(self) -> list[int]:
+        """All clients' samples by class."""
+        return [sum(of) for of in zip(*self.table, strict=True)]
+
+    @property
     def sentence(self) -> str:
         """Size and skew in two sentences.
 
