@@ -66,6 +66,16 @@ def test_no_verdict_rests_on_a_baseline_that_still_rises() -> None:
     assert "the baseline still rises by 10.0 points" in why
 
 
+def test_one_seed_s_swing_is_no_trend_but_a_rise_of_the_mean_is() -> None:
+    """The last quarters of three seeds are 15 points above, 15 below and level; then one is above."""
+    up, down, flat = [60.0] * 6 + [75.0] * 2, [60.0] * 6 + [45.0] * 2, [60.0] * 8
+    level = [up, down, flat]
+    assert judged([raised(of, 9) for of in level], level, scale="fewer images")[0] == "reproduced"
+    rising = [up, flat, flat]
+    why = judged([raised(of, 9) for of in rising], rising, scale="fewer images")[1]
+    assert "the baseline still rises by 5.0 points" in why
+
+
 def test_no_verdict_rests_on_a_baseline_near_chance_even_at_the_papers_scale() -> None:
     verdict, why = judged([raised(FLAT, 10)], [[15.0] * 8])
     assert verdict == "cannot be tested"

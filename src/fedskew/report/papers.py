@@ -29,10 +29,10 @@ last round, never the best one; where the page says so, the mean of the last fiv
 
 A gain is **reproduced** if it has the paper's sign, is larger than the noise and at least half as large as the paper's;
 **direction only** if it is smaller than that; **not reproduced** if it is not larger than the noise. It **cannot be
-tested** where the data are not available, or where a reduced run's baseline ends near chance or still rises. The noise
-is the 95 % interval of the paired differences over seeds; with one seed, twice the standard deviation between the last
-five evaluations. Claims on speed compare rounds: the first from which the mean of five evaluations is at the
-baseline's final level, beside all rounds of the baseline. The rules are in
+tested** where the data are not available, or where a reduced run's baseline, its mean over seeds, ends near chance or
+still rises. The noise is the 95 % interval of the paired differences over seeds; with one seed, twice the standard
+deviation between the last five evaluations. Claims on speed compare rounds: the first from which the mean of five
+evaluations is at the baseline's final level, beside all rounds of the baseline. The rules are in
 [papers.py](../src/fedskew/studies/papers.py).
 """
 

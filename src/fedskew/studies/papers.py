@@ -192,11 +192,11 @@ def judge(claim: Claim, cells: Mapping[str, Cell]) -> Judged:
 def _verdict(claim: Claim, cells: Mapping[str, Cell], gain: float, margin: float, figure: str) -> tuple[str, str]:
     if claim.untested:
         return "cannot be tested", claim.untested
-    for name in claim.baseline:
-        cell = cells[name]
-        curve = [value / 100 for _, value in _curve(cell, figure)]
-        if why := unsettled_curve(curve, cell.classes, may_rise=not claim.scale):
-            return "cannot be tested", f"the baseline {why}"
+    base = [cells[name] for name in claim.baseline]
+    curves = [[value / 100 for _, value in _curve(cell, figure)] for cell in base]
+    over_seeds = [statistics.mean(at) for at in zip(*curves, strict=False)]  # one seed's swings are no trend
+    if why := unsettled_curve(over_seeds, base[0].classes, may_rise=not claim.scale):
+        return "cannot be tested", f"the baseline {why}"
     paper = None if claim.paper is None else claim.paper[0] - claim.paper[1]
     if paper is not None and abs(paper) < 0.5:
         tie = abs(gain) <= max(margin, 1.0)
