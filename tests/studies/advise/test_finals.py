@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 import fedskew
+from fedskew.federation.simulate.simulation import Simulation
 from fedskew.studies.advise.advice import open_lead, short_sentence, too_little
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.finals import MOST, Finals, finalists, on_test, run_finals, seeds_after
@@ -285,7 +287,8 @@ def test_by_loss_the_best_global_model_is_that_of_the_lowest() -> None:
     assert found[-3:] == ["fedprox", "feddyn", "fedyogi"]
 
 
-def test_the_numbers_of_the_answer_are_those_of_the_test_parts(tmp_path: Path) -> None:
+def test_the_numbers_of_the_answer_are_those_of_the_test_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed on one thread, as in a run: on a busy machine several threads take twenty times as long."""
     experiment = fedskew.Experiment(
         split="sample:keep=300+dirichlet:alpha=0.3,clients=4", model="mlp:hidden=16", rounds=1
     )
@@ -296,6 +299,17 @@ def test_the_numbers_of_the_answer_are_those_of_the_test_parts(tmp_path: Path) -
     run = fedskew.Run(replace(trial, evaluation=replace(trial.evaluation, part="test")), workers=1)
     list(run)
     assert run.result is not None
+    threads, evaluate = [], Simulation.evaluate
+
+    def watched(self: Simulation, *given: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return evaluate(self, *given)
+
+    monkeypatch.setattr(Simulation, "evaluate", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     found = on_test(scorer, candidate, 0, 1)
+    torch.set_num_threads(before)
+    assert threads == [1]
     assert found == scorer.goal.figure.read(run.result)
     assert found != pytest.approx(on_validation.value)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedskew.core.seeding import one_thread
 from fedskew.core.settings import UsageError
 from fedskew.experiment.assemble import assemble
 from fedskew.experiment.run_directory import read_run
@@ -170,10 +171,13 @@ def enough_for(scorer: Scorer, candidates: Sequence[Candidate], rounds: int) -> 
 
 
 def tests_cost(scorer: Scorer, candidates: Sequence[Candidate], seeds: int) -> float:
-    """What the evaluation on the test parts will cost: each about as long as a round. Nothing if rounds are counted."""
+    """What the evaluation on the test parts will cost: each about as long as a round, and preparing the data for it.
+
+    Nothing if rounds are counted.
+    """
     if scorer.budget.unit == "rounds":
         return 0.0
-    return seeds * sum(scorer.seconds(c) for c in candidates)
+    return seeds * sum(scorer.preparing + scorer.seconds(c) for c in candidates)
 
 
 def _too_many(everyone: Sequence[Candidate], chosen: Sequence[Candidate]) -> dict[str, str]:
@@ -237,6 +241,6 @@ def on_test(scorer: Scorer, candidate: Candidate, seed: int, rounds: int) -> flo
         newcomers=assembled.newcomers,
         evaluated=assembled.evaluated,
     )
-    with simulation:
+    with one_thread(), simulation:
         metrics = simulation.evaluate(saved.records[-1].round, experiment.method.broadcast(saved.server()))
     return scorer.goal.figure.of(metrics)

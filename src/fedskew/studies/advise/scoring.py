@@ -117,6 +117,7 @@ class Scorer:
         self.every, self.watch, self.clock, self.options = every, watch, clock, dict(options or {})
         self.found: Callable[[Score], None] = lambda score: None  # called with every new score
         self.speeds: dict[str, float] = {}  # seconds of a round, by method's name
+        self.preparing = 0.0  # seconds until a run is ready to train, as the last one was
         self.ahead = 0  # rounds that were added to the plan: more seeds for an open lead
         self.counted = clock()  # time until here is in the budget
         self.state = self._restore(fingerprint)
@@ -180,7 +181,8 @@ class Scorer:
             return 0.0
         before = [r for (m, lr, s, r) in self.scores if (m, lr, s) == (candidate.method, candidate.lr, seed)]
         extends = before and self._extends(candidate, max(before), rounds)
-        return self.budget.cost(rounds - max(before) if extends else rounds, self.seconds(candidate))
+        cost = self.budget.cost(rounds - max(before) if extends else rounds, self.seconds(candidate))
+        return cost + (self.preparing if self.budget.unit == "seconds" else 0.0)
 
     def experiment(self, candidate: Candidate, seed: int, rounds: int) -> Experiment:
         """The run of a candidate: judged on validation data, no test sample is used.
@@ -217,21 +219,24 @@ class Scorer:
         if self.budget.left <= 0:
             raise BudgetUsed
         about: dict[str, Any] = {"method": candidate.method, "lr": candidate.lr, "seed": seed, "rounds": rounds}
-        began, trained = self.clock(), 0
+        began = ready = self.clock()
+        trained = 0
         try:
             run = self._run(candidate, seed, rounds)
+            ready = self.clock()
+            self.preparing = ready - began
             with closing(cast(Generator[Record], iter(run))) as records:  # ends the run's work at once
                 for record in records:
                     trained += 1
                     self.charge(1)
                     if self.watch is not None:
                         self.watch(candidate, seed, record, run.rounds)
-                    pace = (self.clock() - began) / trained
+                    pace = (self.clock() - ready) / trained
                     over = self.budget.left < self.budget.cost(1, pace) or self.budget.cost(run.rounds, pace) > most
                     if record.number < run.rounds and over:  # the next round would not fit
                         self.speeds.setdefault(candidate.name, pace)
                         raise BudgetUsed
-            score = self._scored(run, about, (self.clock() - began) / max(trained, 1))
+            score = self._scored(run, about, (self.clock() - ready) / max(trained, 1))
         except (RuntimeError, ValueError, ArithmeticError) as error:  # a method may fail on data it cannot use
             score = Score(**about, value=None, failed=str(error).strip().partition("\n")[0].rstrip("."))
         finally:
