@@ -126,8 +126,9 @@ def make_advice(
         sentence(verdict, tested, goal.figure, str(baseline), names, alone),
         unsettled(finals, goal, profile),
     )
-    if learned_nothing := no_better_than_guessing(verdict, goal, profile, names):
-        answer, rises = learned_nothing, ""
+    nothing = no_better_than_guessing(verdict, goal, profile, names) if is_compared(finals) else ""
+    if nothing and not finals.short:
+        answer, rises = nothing, ""
         verdict = replace(verdict, choice=str(baseline), certain=False)
         chosen = baseline
     elif finals.short and is_compared(finals):
