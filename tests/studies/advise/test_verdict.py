@@ -60,6 +60,10 @@ def test_the_best_of_many_needs_more_than_the_best_of_one() -> None:
 
 
 def test_training_alone_may_be_the_answer() -> None:
+    """It is not called better than every method if the budget was enough for FedAvg alone."""
+    assert said({"local": ahead(0.05)}).startswith(
+        "Training alone is better than FedAvg, the only federated method that was compared: +5.0"
+    )
     assert said({"local": ahead(0.05), "fedrep": ahead(0.01)}).startswith(
         "Training alone is better than every federated method that was tried: +5.0"
     )

@@ -145,6 +145,8 @@ def _lead(
     if not (over.certain and _is_better(over.mean, figure)):
         doubt = f"{names[baseline]} may be as good"
         return [f"{name} leads on validation data, but the test parts do not confirm it: {gap}; {doubt}"]
+    if verdict.choice == alone and {s.method for s in verdict.standings} == {alone, baseline}:
+        return [f"Training alone is better than FedAvg, the only federated method that was compared: {gap}"]
     if verdict.choice == alone and not verdict.ties:
         return [f"Training alone is better than every federated method that was tried: {gap}"]
     return [f"Use {name}: {gap}"]
