@@ -15,7 +15,7 @@ from fedskew.core.fast.bf16 import bf16_body
 from fedskew.core.fast.by_hand import chain_of
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
-from fedskew.core.losses import Corrected, plain
+from fedskew.core.losses import Corrected, OfLogits, plain
 from fedskew.core.net import Net
 from fedskew.core.samples import to_device
 from fedskew.core.site import Loss, Site
@@ -67,7 +67,9 @@ def fit(
     else:
         descent = PlainDescent(net, training)
     half = training.precision == "bf16"
-    by_hand = site.fast and type(net) is Net and loss is plain and not (train or fixed) and site.device == "cpu"
+    of_logits = loss.of if isinstance(loss, OfLogits) else None
+    known = loss is plain or of_logits is not None
+    by_hand = site.fast and type(net) is Net and known and not (train or fixed) and site.device == "cpu"
     by_hand = by_hand and not half
     chain = chain_of(net, net.body, net.head) if by_hand else None
     done, total, seed = 0, 0.0, int(torch.randint(1 << 62, (), generator=site.rng))
@@ -75,7 +77,7 @@ def fit(
     if chain is not None and isinstance(descent, FlatDescent):
         with torch.no_grad():
             for x, y in stream:
-                total += chain.gradient(x, y)
+                total += chain.gradient(x, y, of_logits)
                 descent.add_terms()
                 descent.step()
                 done += 1

@@ -1,18 +1,20 @@
 """A training step without autograd, for a net that is a chain of layers whose derivatives are written out here.
 
 It calls the kernels that autograd would call, in the same order, so gradients are bit-identical; what it saves is the
-recording of every operation, which takes a third of the step of a small net. Any other net, or any other loss than
-cross entropy, goes through autograd, the plain twin.
+recording of every operation, which takes a third of the step of a small net. Any other net goes through autograd, the
+plain twin, and so does any loss but cross entropy and functions of the logits, which autograd differentiates alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
+OfLogits = Callable[[Tensor, Tensor], Tensor]  # (logits, y) -> loss
 
 
 @runtime_checkable
@@ -34,22 +36,40 @@ class Chain:
     def __init__(self, layers: list[ByHand]) -> None:
         self.layers = layers
 
-    def gradient(self, x: Tensor, y: Tensor) -> float:
-        """Write the gradient of the mean cross entropy to `grad` of all parameters; returns the loss."""
+    def gradient(self, x: Tensor, y: Tensor, of_logits: OfLogits | None = None) -> float:
+        """Write the gradient of a loss to `grad` of all parameters; returns the loss.
+
+        of_logits: (logits, y) -> loss; None is the mean cross entropy.
+        """
         saved = []
         for layer in self.layers:
             x, kept = layer.forward_by_hand(x)
             saved.append(kept)
-        log_p = aten._log_softmax(x, 1, False)
-        loss, count = aten.nll_loss_forward(log_p, y, None, 1, -100)
-        grad = aten.nll_loss_backward(_ONE, log_p, y, None, 1, -100, count)
-        grad = aten._log_softmax_backward_data(grad, log_p, 1, log_p.dtype)
+        grad: Any  # a tensor, but for the first layer, whose input needs none
+        loss, grad = _cross_entropy(x, y) if of_logits is None else _differentiated(of_logits, x, y)
         for i in range(len(saved) - 1, -1, -1):
             grad = self.layers[i].backward_by_hand(saved[i], grad, wants_input=i > 0)
         return float(loss)
 
 
 _ONE = torch.ones(())
+
+
+def _cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross entropy, and its gradient with respect to the logits."""
+    log_p = aten._log_softmax(logits, 1, False)
+    loss, count = aten.nll_loss_forward(log_p, y, None, 1, -100)
+    grad = aten.nll_loss_backward(_ONE, log_p, y, None, 1, -100, count)
+    return loss, aten._log_softmax_backward_data(grad, log_p, 1, log_p.dtype)
+
+
+@torch.enable_grad()
+def _differentiated(of_logits: OfLogits, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss, and its gradient with respect to the logits by autograd."""
+    leaf = logits.detach().requires_grad_()
+    loss = of_logits(leaf, y)
+    (grad,) = torch.autograd.grad(loss, leaf)
+    return loss.detach(), grad
 
 
 class _Linear:
