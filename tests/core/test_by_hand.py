@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedskew.core.fast.by_hand import chain_of
+from fedskew.core.fast.by_hand import chain_of, imitation_slope, slope_by_autograd
 from fedskew.core.fit import fit
 from fedskew.core.losses import Corrected, OfLogits, imitation, plain
 from fedskew.core.net import Net
@@ -92,6 +92,14 @@ def test_a_loss_of_the_logits_alone_takes_the_chain_and_is_reported(monkeypatch:
     expected = lesson(site.net(x), y).item()
     monkeypatch.setattr(Net, "forward", None)  # the chain calls the layers
     assert fit(site, OfLogits(lesson)).loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 13, 128])
+def test_the_slope_of_imitation_is_that_of_autograd_bit_for_bit(batch: int) -> None:
+    student, teacher = (5 * torch.randn(batch, 10, generator=seeded(seed)) for seed in (0, 1))
+    by_hand, by_autograd = imitation_slope(student, teacher), slope_by_autograd(imitation)(student, teacher)
+    assert all(torch.equal(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
+    assert float(by_hand[1].abs().max()) > 0
 
 
 class Doubled(nn.Linear):

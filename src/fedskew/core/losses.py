@@ -20,12 +20,14 @@ def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
 class OfLogits:
     """A loss that depends on the net through its logits alone, such as distillation.
 
-    `fit` then differentiates only `of` by autograd, and the layers of a net it knows by hand: bits are the same.
+    `fit` then differentiates the layers of a net it knows by hand, and only `of` by autograd: bits are the same.
 
     of: (logits, y) -> loss. It must not draw from torch's global generator.
+    slope: (logits, y) -> the loss and its gradient with respect to the logits, written out; None: by autograd.
     """
 
     of: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
         return self.of(net(x), y)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
-OfLogits = Callable[[Tensor, Tensor], Tensor]  # (logits, y) -> loss
+Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (logits, y) -> a loss and its gradient by the logits
 
 
 @runtime_checkable
@@ -36,17 +36,17 @@ class Chain:
     def __init__(self, layers: list[ByHand]) -> None:
         self.layers = layers
 
-    def gradient(self, x: Tensor, y: Tensor, of_logits: OfLogits | None = None) -> float:
-        """Write the gradient of a loss to `grad` of all parameters; returns the loss.
+    def gradient(self, x: Tensor, y: Tensor, slope: Slope) -> float:
+        """Write the gradient of a loss, of which `slope` is the part beyond the logits, to `grad` of all parameters.
 
-        of_logits: (logits, y) -> loss; None is the mean cross entropy.
+        Returns the loss.
         """
         saved = []
         for layer in self.layers:
             x, kept = layer.forward_by_hand(x)
             saved.append(kept)
         grad: Any  # a tensor, but for the first layer, whose input needs none
-        loss, grad = _cross_entropy(x, y) if of_logits is None else _differentiated(of_logits, x, y)
+        loss, grad = slope(x, y)
         for i in range(len(saved) - 1, -1, -1):
             grad = self.layers[i].backward_by_hand(saved[i], grad, wants_input=i > 0)
         return float(loss)
@@ -55,21 +55,32 @@ class Chain:
 _ONE = torch.ones(())
 
 
-def _cross_entropy(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean cross entropy, and its gradient with respect to the logits."""
+def cross_entropy_slope(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross entropy, and its gradient."""
     log_p = aten._log_softmax(logits, 1, False)
     loss, count = aten.nll_loss_forward(log_p, y, None, 1, -100)
     grad = aten.nll_loss_backward(_ONE, log_p, y, None, 1, -100, count)
     return loss, aten._log_softmax_backward_data(grad, log_p, 1, log_p.dtype)
 
 
-@torch.enable_grad()
-def _differentiated(of_logits: OfLogits, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A loss, and its gradient with respect to the logits by autograd."""
-    leaf = logits.detach().requires_grad_()
-    loss = of_logits(leaf, y)
-    (grad,) = torch.autograd.grad(loss, leaf)
-    return loss.detach(), grad
+def imitation_slope(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """`imitation` at temperature 1 of the student's logits, and its gradient."""
+    log_p, q = aten._log_softmax(student, 1, False), teacher.softmax(1)
+    loss = nn.functional.kl_div(log_p, q, reduction="batchmean")
+    return loss, aten._log_softmax_backward_data(q * -(_ONE / len(q)), log_p, 1, log_p.dtype)
+
+
+def slope_by_autograd(of_logits: Callable[[Tensor, Tensor], Tensor]) -> Slope:
+    """The slope of a loss that is a function of (logits, y)."""
+
+    @torch.enable_grad()
+    def slope(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = logits.detach().requires_grad_()
+        loss = of_logits(leaf, y)
+        (grad,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), grad
+
+    return slope
 
 
 class _Linear:

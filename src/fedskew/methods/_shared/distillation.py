@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedskew.core.fast.by_hand import imitation_slope
 from fedskew.core.fast.calibration import Descent, Frozen
 from fedskew.core.fit import batches, fit
 from fedskew.core.losses import OfLogits, imitation
@@ -130,8 +131,10 @@ def train_student(
     def of_logits(student: Tensor, row: Tensor) -> Tensor:
         return distillation_loss(student, teacher[row], labels[row])
 
+    slope = (lambda student, row: imitation_slope(student, teacher[row])) if distillation_loss is imitate else None
     positions = site.data.y.index_put((site.data.index,), torch.arange(len(site.data)))
-    return train_model(replace(site, data=replace(site.data, y=positions)), model, OfLogits(of_logits), training, steps)
+    site = replace(site, data=replace(site.data, y=positions))
+    return train_model(site, model, OfLogits(of_logits, slope), training, steps)
 
 
 def stack_models(name: str, models: Sequence[Payload]) -> Payload:
