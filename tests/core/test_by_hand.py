@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from fedskew.core.fast.by_hand import chain_of
+from fedskew.core.fast.by_hand import chain_of, imitation_slope, slope_by_autograd
 from fedskew.core.fit import fit
-from fedskew.core.losses import Corrected, plain
+from fedskew.core.losses import Corrected, OfLogits, imitation, plain
 from fedskew.core.net import Net
 from fedskew.core.samples import Data
 from fedskew.core.seeding import one_thread, seeded
@@ -69,6 +70,36 @@ def test_corrected_terms_are_added_as_autograd_would(terms: tuple[str, ...]) -> 
     by_autograd = trained("mlp", 20, replace(corrected, loss=through_autograd), training)
     assert all(torch.equal(by_hand[p], by_autograd[p]) for p in by_autograd)
     assert not torch.equal(by_hand["head.weight"], trained("mlp", 20, plain, training)["head.weight"])
+
+
+def lesson(logits: Tensor, y: Tensor) -> Tensor:
+    """A loss in which the logits appear twice."""
+    return imitation(logits, logits.detach().flip(1), 2.0) + 0.5 * cross_entropy(logits, y)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_loss_of_the_logits_alone_is_differentiated_as_autograd_would(name: str) -> None:
+    training = Training(lr=0.1, weight_decay=0.01, clip=1.0, batch_size=13, steps=3)
+    by_hand = trained(name, 27, OfLogits(lesson), training)
+    by_autograd = trained(name, 27, lambda net, x, y: lesson(net(x), y), training)
+    assert all(torch.equal(by_hand[p], by_autograd[p]) for p in by_autograd)
+    assert not torch.equal(by_hand["head.weight"], trained(name, 27, plain, training)["head.weight"])
+
+
+def test_a_loss_of_the_logits_alone_takes_the_chain_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(NETS["mlp"](), images(1, 28, 16), Training(lr=0.1, batch_size=16), 10, 1, {}, seeded(1))
+    x, y = site.data.take(torch.arange(16))
+    expected = lesson(site.net(x), y).item()
+    monkeypatch.setattr(Net, "forward", None)  # the chain calls the layers
+    assert fit(site, OfLogits(lesson)).loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 13, 128])
+def test_the_slope_of_imitation_is_that_of_autograd_bit_for_bit(batch: int) -> None:
+    student, teacher = (5 * torch.randn(batch, 10, generator=seeded(seed)) for seed in (0, 1))
+    by_hand, by_autograd = imitation_slope(student, teacher), slope_by_autograd(imitation)(student, teacher)
+    assert all(torch.equal(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
+    assert float(by_hand[1].abs().max()) > 0
 
 
 class Doubled(nn.Linear):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import tensor
+from torch import nn, tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from torch.testing import assert_close
 
 from fedskew.core.fit import Fit
 from fedskew.core.losses import imitation
 from fedskew.core.method import mean_of, model_of
-from fedskew.core.seeding import one_thread
+from fedskew.core.seeding import one_thread, seeded
 from fedskew.core.settings import UsageError
 from fedskew.core.settings import build as settle
 from fedskew.core.site import Loss, Site
@@ -25,7 +25,7 @@ from fedskew.core.training import Training
 from fedskew.methods import fedgen
 from fedskew.methods._shared.generators import GENERATOR, generator_from
 from fedskew.methods.fedavg import FedAvg
-from fedskew.methods.fedgen import LABELS, FedGen, diversity, feature_generator, teachers_loss
+from fedskew.methods.fedgen import LABELS, FedGen, diversity, feature_generator, teachers_loss, with_parameters
 from helpers.nets import normed, received, work
 from toys import digits, rounds, same
 
@@ -62,6 +62,27 @@ def test_the_ensemble_teaches_by_each_client_s_share_of_the_label() -> None:
     logits, w = tensor([[[2.0, 0.0]], [[0.0, 0.0]]]).double(), tensor([[0.75, 0.0], [0.25, 1.0]]).double()
     assert teachers_loss(logits, tensor([0]), w).item() == pytest.approx(0.2684828034, abs=1e-9)
     assert teachers_loss(logits, tensor([1]), w).item() == pytest.approx(math.log(2), abs=1e-9)
+
+
+def test_the_cross_entropies_of_all_clients_at_once_are_those_of_each_bit_for_bit() -> None:
+    rng = seeded(0)
+    y, w = torch.arange(33) % 10, torch.rand(3, 10, generator=rng)
+    logits = torch.randn(3, 33, 10, generator=rng).requires_grad_()
+    each = torch.stack([cross_entropy(client, y, reduction="none") for client in logits])
+    expected = (w[:, y] * each).sum(0).mean()
+    made = teachers_loss(logits, y, w)
+    assert torch.equal(made, expected)
+    slopes = [torch.autograd.grad(loss, logits)[0] for loss in (made, expected)]
+    assert torch.equal(*slopes)
+
+
+def test_a_head_with_a_client_s_parameters_answers_as_the_client_s() -> None:
+    head, client = nn.Linear(6, 3).requires_grad_(False), nn.Linear(6, 3).requires_grad_(False)
+    kept, x = head.weight.clone(), torch.randn(5, 6)
+    made = with_parameters(head, client.state_dict())
+    assert torch.equal(made(x), client(x))
+    assert torch.equal(head.weight, kept)
+    assert not any(p.requires_grad for p in made.parameters())
 
 
 def test_the_divergence_on_numbers() -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedskew.core.augment import parse_augment
 from fedskew.core.fast.bf16 import bf16_body
-from fedskew.core.fast.by_hand import chain_of
+from fedskew.core.fast.by_hand import Slope, chain_of, cross_entropy_slope, slope_by_autograd
 from fedskew.core.fast.flat import FlatDescent, PlainDescent
 from fedskew.core.fast.module_index import module_index, set_mode
-from fedskew.core.losses import Corrected, plain
+from fedskew.core.losses import Corrected, OfLogits, plain
 from fedskew.core.net import Net
 from fedskew.core.samples import to_device
 from fedskew.core.site import Loss, Site
@@ -67,15 +67,16 @@ def fit(
     else:
         descent = PlainDescent(net, training)
     half = training.precision == "bf16"
-    by_hand = site.fast and type(net) is Net and loss is plain and not (train or fixed) and site.device == "cpu"
+    slope = slope_of(loss)
+    by_hand = site.fast and type(net) is Net and not (train or fixed) and site.device == "cpu"
     by_hand = by_hand and not half
-    chain = chain_of(net, net.body, net.head) if by_hand else None
+    chain = chain_of(net, net.body, net.head) if by_hand and slope is not None else None
     done, total, seed = 0, 0.0, int(torch.randint(1 << 62, (), generator=site.rng))
     stream = batches(site, training, epochs=epochs, steps=steps)
-    if chain is not None and isinstance(descent, FlatDescent):
+    if chain is not None and slope is not None and isinstance(descent, FlatDescent):
         with torch.no_grad():
             for x, y in stream:
-                total += chain.gradient(x, y)
+                total += chain.gradient(x, y, slope)
                 descent.add_terms()
                 descent.step()
                 done += 1
@@ -91,6 +92,13 @@ def fit(
                 descent.step()
                 done += 1
     return Fit(done, total / max(done, 1))
+
+
+def slope_of(loss: Loss) -> Slope | None:
+    """The part beyond the logits of a loss that looks at the net through them alone; None: of any other loss."""
+    if loss is plain:
+        return cross_entropy_slope
+    return (loss.slope or slope_by_autograd(loss.of)) if isinstance(loss, OfLogits) else None
 
 
 def batches(

@@ -16,6 +16,23 @@ def plain(net: Any, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(net(x), y)
 
 
+@dataclass(frozen=True)
+class OfLogits:
+    """A loss that depends on the net through its logits alone, such as distillation.
+
+    `fit` then differentiates the layers of a net it knows by hand, and only `of` by autograd: bits are the same.
+
+    of: (logits, y) -> loss. It must not draw from torch's global generator.
+    slope: (logits, y) -> the loss and its gradient with respect to the logits, written out; None: by autograd.
+    """
+
+    of: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
+    def __call__(self, net: Any, x: Tensor, y: Tensor) -> Tensor:
+        return self.of(net(x), y)
+
+
 def proximal(parameters: Iterable[tuple[str, Tensor]], anchor: Mapping[str, Tensor]) -> Tensor:
     """|w - anchor|^2, summed over the named parameters."""
     return torch.stack([(p - anchor[name].to(p.device)).square().sum() for name, p in parameters]).sum()

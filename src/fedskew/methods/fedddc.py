@@ -34,6 +34,7 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
+from fedskew.core.fast.calibration import Frozen
 from fedskew.core.losses import decoupled, imitation
 from fedskew.core.method import Method, Paper, Update, mean_of, model_of, overlay
 from fedskew.core.settings import setting
@@ -230,8 +231,9 @@ class FedDDC(Method):
         def loss(c: Mapping[str, Tensor], row: Tensor) -> Tensor:
             return cross_entropy(ensembled(c, Inputs(*(t[row] for t in inputs))), y[row])
 
+        frozen = Frozen(*inputs, y)
         c, moments = calibrate(
-            site, server[CALIBRATION], server[ADAM], loss, lr=self.lr, batch=self.batch, steps=self.I
+            site, server[CALIBRATION], server[ADAM], loss, frozen, lr=self.lr, batch=self.batch, steps=self.I
         )
         return {CALIBRATION: c, ADAM: moments}
 

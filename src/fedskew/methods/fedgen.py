@@ -17,7 +17,8 @@ Departure: alpha and beta are 1 (the authors' code: 10, and 1 for EMNIST). With 
 Omission: the student's term, which has the weight 0 in the authors' code.
 """
 
-from collections.abc import Iterable, Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
@@ -25,7 +26,6 @@ from typing import Annotated
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedskew.core.fit import fit
@@ -60,8 +60,15 @@ def diversity(eps: Tensor, z: Tensor) -> Tensor:
 
 def teachers_loss(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """sum_i w_iy CE(logits_i, y), mean over samples; logits [clients, n, C], w [clients, C]."""
-    each = torch.stack([cross_entropy(client, y, reduction="none") for client in logits])
-    return (w[:, y] * each).sum(0).mean()
+    each = cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none")
+    return (w[:, y] * each.view(len(logits), -1)).sum(0).mean()
+
+
+def with_parameters(head: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of a head with these parameters: calling it costs less than `functional_call` at every step."""
+    made = copy.deepcopy(head)
+    made.load_state_dict(values, strict=False)
+    return made
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class FedGen(Method):
             else new_generator(self.maker(site), site.rng)
         )
         frozen = site.frozen(server).head
-        teachers = [{n.removeprefix("head."): t.to(site.device) for n, t in head.items()} for head in heads]
+        teachers = [with_parameters(frozen, {n.removeprefix("head."): t for n, t in head.items()}) for head in heads]
         w = (counts / counts.sum(0).clamp(min=1)).to(site.device)
         labels = counts.sum(0).nonzero().flatten()
         index = torch.arange(len(labels)).repeat(-(-self.iterations * self.generated // len(labels)))
@@ -185,7 +192,7 @@ class FedGen(Method):
         def loss(net: Generator, x: Tensor, y: Tensor) -> Tensor:
             eps = torch.rand(len(y), self.noise, generator=site.rng).to(site.device)
             z = net(eps, y)
-            logits = torch.stack([functional_call(frozen, teacher, (z,)) for teacher in teachers])
+            logits = torch.stack([teacher(z) for teacher in teachers])
             return teachers_loss(logits, y, w) + self.eta * diversity(eps, z)
 
         training = Training("adam", self.lr * DECAY**site.round, weight_decay=self.weight_decay)

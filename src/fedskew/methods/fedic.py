@@ -23,6 +23,7 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
+from fedskew.core.fast.calibration import Frozen
 from fedskew.core.losses import imitation
 from fedskew.core.method import Method, Paper, Update, mean_of, model_of, overlay
 from fedskew.core.settings import setting
@@ -132,8 +133,9 @@ class FEDIC(Method):
         def loss(c: Mapping[str, Tensor], row: Tensor) -> Tensor:
             return cross_entropy(ensembled(c, logits[row], z_cr[row], features[row]), y[row])
 
+        frozen = Frozen(logits, z_cr, features, y)
         c, moments = calibrate(
-            site, server[CALIBRATION], server[ADAM], loss, lr=self.lr, batch=self.batch, steps=self.steps
+            site, server[CALIBRATION], server[ADAM], loss, frozen, lr=self.lr, batch=self.batch, steps=self.steps
         )
         teacher = ensembled(c, logits, z_cr, features)
         training = on_server(site, batch_size=self.distil_batch, **adam)

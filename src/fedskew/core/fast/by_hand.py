@@ -1,18 +1,20 @@
 """A training step without autograd, for a net that is a chain of layers whose derivatives are written out here.
 
 It calls the kernels that autograd would call, in the same order, so gradients are bit-identical; what it saves is the
-recording of every operation, which takes a third of the step of a small net. Any other net, or any other loss than
-cross entropy, goes through autograd, the plain twin.
+recording of every operation, which takes a third of the step of a small net. Any other net goes through autograd, the
+plain twin, and so does any loss but cross entropy and functions of the logits, which autograd differentiates alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 aten = torch.ops.aten
+Slope = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (logits, y) -> a loss and its gradient by the logits
 
 
 @runtime_checkable
@@ -34,22 +36,51 @@ class Chain:
     def __init__(self, layers: list[ByHand]) -> None:
         self.layers = layers
 
-    def gradient(self, x: Tensor, y: Tensor) -> float:
-        """Write the gradient of the mean cross entropy to `grad` of all parameters; returns the loss."""
+    def gradient(self, x: Tensor, y: Tensor, slope: Slope) -> float:
+        """Write the gradient of a loss, of which `slope` is the part beyond the logits, to `grad` of all parameters.
+
+        Returns the loss.
+        """
         saved = []
         for layer in self.layers:
             x, kept = layer.forward_by_hand(x)
             saved.append(kept)
-        log_p = aten._log_softmax(x, 1, False)
-        loss, count = aten.nll_loss_forward(log_p, y, None, 1, -100)
-        grad = aten.nll_loss_backward(_ONE, log_p, y, None, 1, -100, count)
-        grad = aten._log_softmax_backward_data(grad, log_p, 1, log_p.dtype)
+        grad: Any  # a tensor, but for the first layer, whose input needs none
+        loss, grad = slope(x, y)
         for i in range(len(saved) - 1, -1, -1):
             grad = self.layers[i].backward_by_hand(saved[i], grad, wants_input=i > 0)
         return float(loss)
 
 
 _ONE = torch.ones(())
+
+
+def cross_entropy_slope(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross entropy, and its gradient."""
+    log_p = aten._log_softmax(logits, 1, False)
+    loss, count = aten.nll_loss_forward(log_p, y, None, 1, -100)
+    grad = aten.nll_loss_backward(_ONE, log_p, y, None, 1, -100, count)
+    return loss, aten._log_softmax_backward_data(grad, log_p, 1, log_p.dtype)
+
+
+def imitation_slope(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """`imitation` at temperature 1 of the student's logits, and its gradient."""
+    log_p, q = aten._log_softmax(student, 1, False), teacher.softmax(1)
+    loss = nn.functional.kl_div(log_p, q, reduction="batchmean")
+    return loss, aten._log_softmax_backward_data(q * -(_ONE / len(q)), log_p, 1, log_p.dtype)
+
+
+def slope_by_autograd(of_logits: Callable[[Tensor, Tensor], Tensor]) -> Slope:
+    """The slope of a loss that is a function of (logits, y)."""
+
+    @torch.enable_grad()
+    def slope(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = logits.detach().requires_grad_()
+        loss = of_logits(leaf, y)
+        (grad,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), grad
+
+    return slope
 
 
 class _Linear:

@@ -6,11 +6,12 @@ strides, so channels-last weights stay channels-last. `PlainDescent` is the plai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fedskew.core.fast.adam import FlatAdam
 from fedskew.core.fast.module_index import module_index
 from fedskew.core.losses import Corrected
 from fedskew.core.tensors import Tensors
@@ -111,12 +112,16 @@ class FlatDescent:
         self.anchor = flat.vector(net, corrected.anchor) if corrected and corrected.anchor is not None else None
         self.runs = flat.runs(net)
         self.velocity: list[Tensor] = []
-        self.adam: torch.optim.Adam | None = None
+        self.adams: Sequence[FlatAdam | torch.optim.Adam] = ()
         if training.optimiser == "adam":
-            leaves = [values.detach() for values, _ in self.runs]
-            for leaf, (_, grad) in zip(leaves, self.runs, strict=True):
-                leaf.requires_grad_().grad = grad
-            self.adam = torch.optim.Adam(leaves, lr=training.lr, weight_decay=training.weight_decay)
+            lr, decay = training.lr, training.weight_decay
+            if self.values.device.type == "cpu":
+                self.adams = [FlatAdam(values, grad, lr=lr, weight_decay=decay) for values, grad in self.runs]
+            else:
+                leaves = [values.detach().requires_grad_() for values, _ in self.runs]
+                for leaf, (_, grad) in zip(leaves, self.runs, strict=True):
+                    leaf.grad = grad
+                self.adams = [torch.optim.Adam(leaves, lr=lr, weight_decay=decay)]
 
     def zero_grad(self) -> None:
         if self.anchor is None:
@@ -141,8 +146,9 @@ class FlatDescent:
             scale = (settings.clip / (norm + 1e-6)).clamp(max=1.0)
             for _, grad in self.runs:
                 grad.mul_(scale)
-        if self.adam is not None:
-            self.adam.step()
+        if settings.optimiser == "adam":
+            for adam in self.adams:
+                adam.step()
             return
         first = not self.velocity
         for i, (values, grad) in enumerate(self.runs):

@@ -1,7 +1,8 @@
 """Many small steps of one linear layer on fixed features: `fit` of that layer with plain SGD, in fewer calls.
 
 It calls the kernels that matter in `fit`'s order, so the result is bit-identical. It saves what depends on the batches
-alone (the derivative of the mean with respect to log p, made once for a pass), the loss, and new tensors at each step.
+alone (the derivative of the mean with respect to log p, made once for a pass), the loss, and new tensors at each step
+and pass.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def descend(net: Any, data: Data, rng: torch.Generator, *, epochs: int, lr: floa
     sizes = [batch] * (samples // batch) + [samples % batch] * (samples % batch > 0)
     of_mean = torch.cat([torch.full((size, 1), -1.0 / size) for size in sizes])
     hot = nn.functional.one_hot(y, len(weight)).float()
+    shuffled, starts = torch.empty_like(features), torch.empty_like(hot)  # filled anew in each pass; batches are views
     places = {size: torch.empty(3, size, len(weight)).unbind() for size in set(sizes)}
     at = [(*places[size], places[size][2].t()) for size in sizes]
+    batches = list(zip(torch.split(shuffled, batch), torch.split(starts, batch), at, strict=True))
     for _ in range(epochs):
         order = torch.randperm(samples, generator=rng)
-        batches = zip(torch.split(features[order], batch), torch.split(hot[order] * of_mean, batch), at, strict=True)
+        torch.index_select(features, 0, order, out=shuffled)
+        torch.index_select(hot, 0, order, out=starts).mul_(of_mean)
         for x, start, (logits, log_p, error, error_t) in batches:
             torch.addmm(bias, x, weight_t, out=logits)
             torch._log_softmax(logits, 1, False, out=log_p)

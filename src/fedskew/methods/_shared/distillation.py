@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedskew.core.fast.by_hand import imitation_slope
+from fedskew.core.fast.calibration import Descent, Frozen
 from fedskew.core.fit import batches, fit
-from fedskew.core.losses import imitation
+from fedskew.core.losses import OfLogits, imitation
 from fedskew.core.method import MODEL
 from fedskew.core.net import outputs
 from fedskew.core.samples import Data
@@ -126,11 +128,13 @@ def train_student(
     """`train_model` with a distillation loss; `teacher` [n, classes] are the teacher's logits on the site's data."""
     teacher, labels = teacher.to(site.device), site.data.labels.to(site.device)
 
-    def loss(net: Any, x: Tensor, row: Tensor) -> Tensor:
-        return distillation_loss(net(x), teacher[row], labels[row])
+    def of_logits(student: Tensor, row: Tensor) -> Tensor:
+        return distillation_loss(student, teacher[row], labels[row])
 
+    slope = (lambda student, row: imitation_slope(student, teacher[row])) if distillation_loss is imitate else None
     positions = site.data.y.index_put((site.data.index,), torch.arange(len(site.data)))
-    return train_model(replace(site, data=replace(site.data, y=positions)), model, loss, training, steps)
+    site = replace(site, data=replace(site.data, y=positions))
+    return train_model(site, model, OfLogits(of_logits, slope), training, steps)
 
 
 def stack_models(name: str, models: Sequence[Payload]) -> Payload:
@@ -168,6 +172,7 @@ def calibrate(
     values: Tensors,
     moments: Tensors,
     loss: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    frozen: Frozen | None = None,
     *,
     lr: float,
     batch: int,
@@ -175,16 +180,37 @@ def calibrate(
 ) -> tuple[Tensors, Tensors]:
     """(values, moments) after `steps` of Adam on loss(values, rows); rows are a batch of positions in the site's data.
 
+    frozen: what the loss is computed from, if it is cross entropy of `calibrated` logits: then its derivative is
+        written out. None: autograd.
+
     `fit` is not used because its optimiser starts afresh with each call; this one continues from `moments`.
     """
+    positions = torch.arange(len(site.data))
+    rows = replace(site, data=Data(positions[:, None], positions, positions), device="cpu")
+    drawn = (row for _, row in batches(rows, Training(batch_size=batch), steps=steps))
+    if site.fast and frozen is not None:
+        descent = Descent(values, moments, lr)
+        for row in drawn:
+            descent.step(frozen, row)
+        tuned, after = descent.result()
+        return Tensors(tuned), moments | after
+    return calibrate_plainly(values, moments, loss, drawn, lr)
+
+
+def calibrate_plainly(
+    values: Tensors,
+    moments: Tensors,
+    loss: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    drawn: Iterable[Tensor],
+    lr: float,
+) -> tuple[Tensors, Tensors]:
+    """`calibrate` with torch.optim.Adam and autograd on these batches of positions."""
     tuned = {name: t.clone().requires_grad_() for name, t in values.items()}
     adam = torch.optim.Adam(tuned.values(), lr=lr)
     for name, t in tuned.items():
         mean, square = moments[f"{name}.mean"].clone(), moments[f"{name}.square"].clone()
         adam.state[t] = {"step": moments["step"].clone(), "exp_avg": mean, "exp_avg_sq": square}
-    positions = torch.arange(len(site.data))
-    rows = replace(site, data=Data(positions[:, None], positions, positions), device="cpu")
-    for _, row in batches(rows, Training(batch_size=batch), steps=steps):
+    for row in drawn:
         adam.zero_grad()
         loss(tuned, row).backward()  # type: ignore[no-untyped-call]
         adam.step()
