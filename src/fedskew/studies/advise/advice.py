@@ -236,7 +236,8 @@ def no_better_than_guessing(verdict: Verdict, goal: Goal, profile: Profile, name
     rare = profile.labels[min(range(len(profile.labels)), key=lambda c: profile.samples[c])]
     return (
         f"No method has learned these data: the best in the final, {names[best.method]}, has "
-        f"{figure.text(best.mean)} {figure.unit} on the validation parts, and guessing has {figure.text(chance)}. "
+        f"{figure.text(best.mean)} {figure.unit} {figure.measure} on the validation parts, and guessing has "
+        f"{figure.text(chance)}. "
         f"Try more rounds (--rounds), larger learning rates, another net, or more samples of class '{rare}', which has "
         f"{min(profile.samples)}."
     )
