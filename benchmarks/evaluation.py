@@ -8,9 +8,9 @@ turn on the same net and samples, and the median of the ratios of neighbouring r
 does hits both alike. Few small clients of a small net are the worst case, because counting takes a fixed time on top
 of a sample's share. "own models": each client has a head of its own, so every one is evaluated twice, and alone.
 
-The goal is 1.10. Where an evaluation takes a few milliseconds, most of the counting is a fixed time and the goal is
-missed. What a user feels of a miss is printed beside it: the share of a whole round (training, evaluation, record) that
-counting takes. Ends with exit code 1 if a case misses the goal.
+The goal is 1.10. Where an evaluation takes a few milliseconds, most of the counting is a fixed time and the ratio is at
+the edge: more pairs are needed there, about 200. What a user feels of a miss is printed beside it: the share of a whole
+round (training, evaluation, record) that counting takes. Ends with exit code 1 if a case misses the goal.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 
 from fedskew.evaluation.areas import part_aurocs
 from fedskew.evaluation.bins import Predictions, place
-from fedskew.evaluation.counts import Counts, count_few, set_areas
+from fedskew.evaluation.counts import Counts, set_areas
 
 
 def drawn(seed: int, n: int, classes: int, levels: int) -> Predictions:
@@ -33,26 +33,8 @@ def test_the_areas_of_parts_are_those_of_each_alone_bit_for_bit(sizes: list[int]
     assert part_aurocs(place(made), total) == [Counts.of(part).auroc for part in alone]
 
 
-@pytest.mark.parametrize(("classes", "levels"), [(2, 2), (3, 50), (12, 3)])
-def test_few_predictions_counted_at_once_are_those_of_each_model_and_part_bit_for_bit(
-    classes: int, levels: int
-) -> None:
-    """Three models on 5, 44 and 9 samples. The last two are also looked at in parts, one of which has one sample."""
-    sizes, parts = [5, 44, 9], [40, 4, 1, 8]
-    made = drawn(classes, sum(sizes), classes, levels)
-    models, clients = parts_of(made, sizes), parts_of(made, [5, *parts])[1:]
-    found, aurocs, predicted = count_few(place(made), sizes, parts)
-    for one, expected in zip(found, map(Counts.of, models), strict=True):
-        assert one == expected
-        assert np.array_equal(one.areas, expected.areas, equal_nan=True)
-        assert (one.auroc, one.auprc, one.ece) == (expected.auroc, expected.auprc, expected.ece)
-        assert np.array_equal(one.confusion, expected.confusion)
-    assert aurocs == [Counts.of(part).auroc for part in clients]
-    assert predicted.tolist() == [np.bincount(part.predicted, minlength=classes).tolist() for part in clients]
-
-
 def test_bins_of_few_scores_are_those_of_many() -> None:
-    """Few are computed by torch alone, many by numpy with torch where a score is near the edge of a bin."""
+    """Bins do not depend on how many are looked for at once."""
     logits = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0)) * 9
     y = torch.zeros(4000, dtype=torch.long)
     made = Predictions(logits.log_softmax(1), y, logits.argmax(1))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from fedskew.evaluation.bins import BEND, BINS, FIRST, HIGH, LOW, PER_UNIT, Predictions, bin_numbers, place
-
-
-def test_bins_are_those_of_torchs_asinh_also_at_their_edges() -> None:
-    """At each edge the 41 nearest float32 numbers, and a grid: no bin differs from floor(256 asinh(s / 4))."""
-    edges = (BEND * np.sinh((np.arange(BINS) + FIRST) / (BEND * PER_UNIT))).astype(np.float32)
-    near = edges[:, None] * (1 + np.arange(-20, 21, dtype=np.float32) * np.float32(6e-8))
-    scores = torch.from_numpy(np.concatenate([near.ravel(), np.linspace(LOW, HIGH, 9999, dtype=np.float32)])) / BEND
-    expected = scores.asinh().mul_(BEND * PER_UNIT).floor_()
-    assert np.array_equal(bin_numbers(scores.numpy()), expected.numpy())
+from fedskew.evaluation import bins
+from fedskew.evaluation.bin_table import BinTable, Float32Array, Keys
+from fedskew.evaluation.bins import BINS, Predictions, bin_table, compute_twice_bins, place
 
 
 def test_every_score_has_a_bin_and_the_last_bit_says_whose_it_is() -> None:
@@ -30,3 +24,36 @@ def test_every_score_has_a_bin_and_the_last_bit_says_whose_it_is() -> None:
     assert found.chance[[0, 3]].tolist() == [1.0, 0.0]
     turned = place(Predictions(log_p.t().contiguous().t(), y, torch.zeros(4).long()))
     assert np.array_equal(turned.keys, found.keys)
+
+
+def test_bins_that_are_looked_up_are_those_that_are_computed() -> None:
+    """At each edge the 65 nearest numbers; two million others of every size and sign; and what is not a number."""
+    grid = np.arange(0, 1 << 32, 2039, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    values = -np.logspace(-8, 2.3, 200_000).astype(np.float32)
+    found = compute_twice_bins(values)
+    apart = found[:-1] != found[1:]
+    low, high = (side[apart].view(np.uint32) for side in (values[:-1], values[1:]))
+    while (high - low).max() > 1:
+        middle = low + (high - low) // 2
+        same = compute_twice_bins(middle.view(np.float32)) == found[:-1][apart]
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    near = (high[:, None].astype(np.int64) + np.arange(-32, 33)).astype(np.uint32).reshape(-1).view(np.float32)
+    assert len(high) > 1400
+    for some in (grid, values, near):
+        assert np.array_equal(bin_table().of(some), compute_twice_bins(some))
+
+
+def test_where_rounding_makes_bins_flicker_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which, near an edge, a larger number has a smaller bin: the table says that it is not sharp."""
+
+    def flickering(values: Float32Array) -> Keys:
+        bits = values.view(np.uint32)
+        edge = np.float32(-1.001).view(np.uint32)
+        return ((bits > edge) ^ (bits == edge - 3)).astype(np.int16)
+
+    table = BinTable(flickering)
+    assert not table.sharp
+    assert bin_table().sharp
+    monkeypatch.setattr(bins, "bin_table", lambda: table)
+    scores = np.array([-1.0, -2.0, -50.0], np.float32)
+    assert np.array_equal(bins.twice_bins(scores), compute_twice_bins(scores))

@@ -54,7 +54,7 @@ class Curves(NamedTuple):
     @property
     def pairs(self) -> FloatArray:
         """By group: pairs of a sample of the class and another; NaN if there is none."""
-        pairs = self.owned * self.others
+        pairs = self.owned * self.others * 1.0  # without any samples numpy counts in whole numbers
         pairs[pairs == 0] = np.nan
         return pairs
 
@@ -139,15 +139,30 @@ def over_classes(values: FloatArray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def over_classes_of_each(values: FloatArray) -> list[float | None]:
-    """`over_classes` of every row; the same bits."""
+class Known(NamedTuple):
+    """Which values are known, in rows of one for each class, and what their means need that follows from it."""
+
+    mask: npt.NDArray[np.bool_]
+    number: IntArray  # of values of each row
+    # rows with more than seven values, by how many k: k, the rows, the values' places in the table  # [rows, k]
+    many: list[tuple[int, IntArray, IntArray]]
+
+    @classmethod
+    def of(cls, mask: npt.NDArray[np.bool_]) -> Known:
+        """From what is known."""
+        number = mask.sum(axis=1)
+        rows_of = {k: (number == k).nonzero()[0] for k in sorted(set(number.tolist())) if k > 7}
+        places = np.arange(mask.size).reshape(mask.shape)
+        return cls(mask, number, [(k, r, places[r][mask[r]].reshape(-1, k)) for k, r in rows_of.items()])
+
+
+def over_classes_of_each(values: FloatArray, known: Known | None = None) -> list[float | None]:
+    """`over_classes` of every row; the same bits. `known`: which values are not NaN, if that is known already."""
     if values.shape[1] == 2:
         return [None if math.isnan(value) else value for value in values[:, 1].tolist()]
-    known = ~np.isnan(values)
-    count = known.sum(axis=1)
+    known = known or Known.of(~np.isnan(values))
     # up to seven values numpy adds one after the other, as here
-    means = np.where(known, values, 0.0).cumsum(axis=1)[:, -1] / np.maximum(count, 1)
-    for k in {k for k in count.tolist() if k > 7}:
-        rows = count == k
-        means[rows] = values[rows][known[rows]].reshape(-1, k).mean(axis=1)
-    return [mean if n else None for mean, n in zip(means.tolist(), count.tolist(), strict=True)]
+    means = np.where(known.mask, values, 0.0).cumsum(axis=1)[:, -1] / np.maximum(known.number, 1)
+    for k, rows, places in known.many:
+        means[rows] = values.take(places).sum(axis=1) / k
+    return [mean if n else None for mean, n in zip(means.tolist(), known.number.tolist(), strict=True)]

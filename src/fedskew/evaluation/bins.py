@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from fedskew.evaluation.bin_table import BinTable, Float32Array, Keys
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -23,8 +26,6 @@ LOW, HIGH = -100.0, 17.0  # logits beyond these share a bin
 BEND = 4.0  # the logit from which on bins become wider
 PER_UNIT = 64  # bins per unit near 0
 FIRST = math.floor(PER_UNIT * BEND * math.asinh(LOW / BEND))
-SHORT = 1500  # numbers; torch's asinh of fewer takes less time than the calls that would save it
-NEAR = 0.01  # bins; a hundred times the error of asinh in float32
 BINS = math.floor(PER_UNIT * BEND * math.asinh(HIGH / BEND)) - FIRST + 1
 
 
@@ -46,7 +47,7 @@ class Placed(NamedTuple):
 
     y: IntArray  # [n]
     predicted: IntArray  # [n]
-    keys: npt.NDArray[np.int16]  # [n, classes]: bin of the class's score * 2 + (1 if the sample is of this class)
+    keys: Keys  # [n, classes]: bin of the class's score * 2 + (1 if the sample is of this class)
     chance: FloatArray  # [n]: probability of the predicted class; 0 if it is not a number
 
     def rows(self, start: int, end: int) -> Placed:
@@ -57,26 +58,35 @@ class Placed(NamedTuple):
 
 def place(made: Predictions) -> Placed:
     """Find the bins of predictions. A score that is not a number goes to the first bin."""
-    log_p, y = made.log_p.contiguous(), made.y.numpy()
-    logit = log_p.exp().neg_().log1p_()
-    logit = torch.sub(log_p, logit, out=logit).nan_to_num_(nan=LOW, posinf=HIGH, neginf=LOW).clamp_(LOW, HIGH)
-    keys = (2 * (bin_numbers(logit.div_(BEND).numpy()) - FIRST)).astype(np.int16)
-    keys.reshape(-1)[np.arange(len(y)) * keys.shape[1] + y] += 1
-    chance = log_p.amax(dim=1).exp_().double().nan_to_num_(0.0).numpy()
-    return Placed(y, made.predicted.numpy(), keys, chance)
+    log_p, y, predicted = made.log_p.contiguous().numpy(), made.y.numpy(), made.predicted.numpy()
+    rows = np.arange(0, log_p.size, log_p.shape[1])
+    keys = twice_bins(log_p)
+    keys.reshape(-1)[rows + y] += 1
+    return Placed(y, predicted, keys, chances(log_p.take(rows + predicted)))
 
 
-def bin_numbers(bent: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The whole part of BEND * PER_UNIT * asinh(bent), as torch computes it.
+def chances(log_p: Float32Array) -> FloatArray:
+    """Probabilities from logarithms, which are changed; as torch computes them, and 0 for what is not a number."""
+    found: FloatArray = np.fmax(torch.from_numpy(log_p).exp_().numpy(), 0.0, dtype=np.float64)
+    return found
 
-    numpy's asinh takes a tenth of the time, but may have another last bit: near a whole number torch's decides.
-    """
-    if bent.size <= SHORT:
-        return torch.from_numpy(bent).asinh().mul_(BEND * PER_UNIT).floor_().numpy()
-    scaled = np.arcsinh(bent)
-    scaled *= BEND * PER_UNIT
-    near = np.flatnonzero(np.abs(scaled - np.rint(scaled)) < NEAR)
-    scaled = np.floor(scaled, out=scaled)
-    exact = torch.from_numpy(bent.reshape(-1)[near]).asinh_().mul_(BEND * PER_UNIT).floor_()
-    scaled.reshape(-1)[near] = exact.numpy()
-    return scaled
+
+def twice_bins(log_p: Float32Array) -> Keys:
+    """Twice the number of each log probability's bin, counted from the first."""
+    table = bin_table()
+    return table.of(log_p) if table.sharp else compute_twice_bins(log_p)
+
+
+@lru_cache(maxsize=1)
+def bin_table() -> BinTable:
+    """What `compute_twice_bins` says about every number. Made when first needed; takes some hundredths of a second."""
+    return BinTable(compute_twice_bins)
+
+
+def compute_twice_bins(log_p: Float32Array) -> Keys:
+    """`twice_bins` by their definition, in the arithmetic of torch."""
+    given = torch.from_numpy(log_p)
+    logit = given.exp().neg_().log1p_()
+    logit = torch.sub(given, logit, out=logit).nan_to_num_(nan=LOW, posinf=HIGH, neginf=LOW).clamp_(LOW, HIGH)
+    number = logit.div_(BEND).asinh_().mul_(BEND * PER_UNIT).floor_().numpy()
+    return (2 * (number - FIRST)).astype(np.int16)

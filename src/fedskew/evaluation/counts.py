@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedskew.evaluation.areas import Sparse, area_errors, areas, over_classes, over_classes_of_each, run_starts
+from fedskew.evaluation.areas import Sparse, area_errors, areas, over_classes
 from fedskew.evaluation.bins import BINS, FloatArray, IntArray, Placed, Predictions, place
 
 LEVELS = 15  # bins of the predicted class's probability
@@ -68,7 +68,13 @@ class Counts:
         table[self.cells[0]] = self.cells[1]
         return table.reshape(self.classes, self.classes)
 
-    @property
+    @cached_property
+    def by_class(self) -> tuple[list[int], list[int], list[int]]:
+        """By class: the samples, those predicted as it, and those predicted right."""
+        confusion = self.confusion
+        return confusion.sum(axis=1).tolist(), confusion.sum(axis=0).tolist(), confusion.diagonal().tolist()
+
+    @cached_property
     def ece(self) -> float:
         """Expected calibration error over 15 equal bins: mean |accuracy - mean probability|, weighted by samples."""
         _, correct, chance = self.calibration
@@ -129,7 +135,7 @@ class Sums:
 
     def counts(self) -> Counts:
         """The sum."""
-        return Counts(self.classes, _sparse(self.cells), _sparse(self.scores), self.calibration.copy())
+        return Counts(self.classes, sparse(self.cells), sparse(self.scores), self.calibration.copy())
 
 
 def set_areas(items: Sequence[Counts]) -> None:
@@ -144,54 +150,7 @@ def set_areas(items: Sequence[Counts]) -> None:
         item.__dict__["areas"] = tuple(area[start : start + item.classes] for area in found)
 
 
-def count_few(
-    made: Placed, models: Sequence[int], parts: Sequence[int]
-) -> tuple[list[Counts], list[float | None], IntArray]:
-    """Count the predictions of several models at once: for so few that a call of numpy takes longer than its work.
-
-    `made` has the samples of one model after the other, `models` is how many each has. The last of them are also
-    looked at in parts, one of each client, of these sizes. Returns the counts of each model, with their areas; of each
-    part its `auroc`, and how many samples were predicted as each class  # [parts, classes]
-    """
-    classes, count = made.keys.shape[1], len(models)
-    of_parts = slice(len(made.y) - sum(parts), None)
-    group = np.repeat(np.arange(count + len(parts)), [*models, *parts])
-    model, part = group[: len(made.y)], group[len(made.y) :] - count
-    cell = (model * classes + made.y) * classes + made.predicted
-    confusion = np.bincount(cell, minlength=count * classes * classes).reshape(count, -1)
-    said = np.bincount(part * classes + made.predicted[of_parts], minlength=len(parts) * classes)
-    # where the table of each class begins, of each model and each part
-    first = 2 * BINS * np.arange((count + len(parts)) * classes, dtype=np.int32).reshape(-1, classes)
-    at = first[group]
-    at[: len(made.y)] += made.keys
-    at[len(made.y) :] += made.keys[of_parts]
-    at = at.reshape(-1)
-    at.sort()
-    start = np.append(run_starts(at), len(at))
-    scores = at[start[:-1]].astype(np.int64), start[1:] - start[:-1]
-    auroc, auprc = (area.reshape(-1, classes) for area in areas(scores, (count + len(parts)) * classes))
-    means = over_classes_of_each(np.concatenate([auroc, auprc[:count]]))
-    starts = 2 * BINS * classes * np.arange(count + 1)
-    ends = np.searchsorted(scores[0], starts).tolist()
-    found = []
-    for i, calibration in enumerate(_calibration(made, model, count)):
-        own = slice(ends[i], ends[i + 1])
-        counts = Counts(classes, _sparse(confusion[i]), (scores[0][own] - starts[i], scores[1][own]), calibration)
-        counts.__dict__["confusion"] = confusion[i].reshape(classes, classes)
-        counts.__dict__["areas"] = auroc[i], auprc[i]
-        counts.__dict__["auroc"], counts.__dict__["auprc"] = means[i], means[i - count]
-        found.append(counts)
-    return found, means[count : count + len(parts)], said.reshape(-1, classes)
-
-
-def _calibration(made: Placed, model: IntArray, models: int) -> IntArray:
-    """`Counts.calibration` of each of several models; `model` says whose prediction each is.  # [models, 3, LEVELS]"""
-    level = np.minimum((made.chance * LEVELS).astype(np.int64), LEVELS - 1) + LEVELS * model
-    weights = None, made.predicted == made.y, np.rint(made.chance * ONE)
-    rows = [np.bincount(level, weight, LEVELS * models).astype(np.int64) for weight in weights]
-    return np.stack(rows).reshape(3, models, LEVELS).swapaxes(0, 1)
-
-
-def _sparse(table: IntArray) -> Sparse:
+def sparse(table: IntArray) -> Sparse:
+    """What is not 0 in a table."""
     at = (table != 0).nonzero()[0]  # four times as fast as without the comparison
     return at, table[at]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedskew.evaluation.bins import FloatArray, IntArray
+from fedskew.evaluation.bins import IntArray
 from fedskew.evaluation.metrics import ClientMetrics, Over, Spread
 from fedskew.evaluation.scores import detail, per_class
 from fedskew.evaluation.tally import Tally
@@ -37,21 +37,15 @@ def over_clients(tally: Tally) -> ClientMetrics | None:
 
 def spread(tally: Tally, correct: IntArray, total: IntArray) -> Spread:
     """The figures of `class_figures` and the areas over clients; computed for all clients at once."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recall_and_f1 = np.concatenate([correct / total, 2 * correct / (total + np.array(tally.predicted))])
-    means = _mean_of_known(recall_and_f1).tolist()
+    parts = np.concatenate([correct, 2 * correct])
+    wholes = np.concatenate([total, total + np.array(tally.predicted)])
+    # classes that do not occur have 0 of 0: they add nothing, and are not among those that the mean is over
+    means = ((parts / np.maximum(wholes, 1)).sum(axis=1) / (wholes > 0).sum(axis=1)).tolist()
     return Spread(
         balanced_accuracy=over(means[: len(total)]),
         macro_f1=over(means[len(total) :]),
         auroc=over([auroc for auroc in tally.aurocs if auroc is not None]),
     )
-
-
-def _mean_of_known(values: FloatArray) -> FloatArray:
-    """The mean of each row's values that are not NaN."""
-    known = ~np.isnan(values)
-    means: FloatArray = np.where(known, values, 0.0).sum(axis=1) / known.sum(axis=1)
-    return means
 
 
 def over(values: Sequence[float]) -> Over | None:

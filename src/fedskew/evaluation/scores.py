@@ -64,12 +64,11 @@ class Score:
 
 def detail(counts: Counts) -> dict[str, Any]:
     """The fields of `Detail` that predictions have, except `per_class`."""
-    confusion = counts.confusion
-    total, predicted = confusion.sum(axis=1).tolist(), confusion.sum(axis=0).tolist()
+    total, predicted, correct = counts.by_class
     return {
         "samples": total,
         "predicted": predicted,
-        **class_figures(confusion.diagonal().tolist(), total, predicted),
+        **class_figures(correct, total, predicted),
         "auroc": counts.auroc,
         "auprc": counts.auprc,
         "ece": counts.ece if any(total) else None,

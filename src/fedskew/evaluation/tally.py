@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedskew.evaluation.areas import part_aurocs
 from fedskew.evaluation.bins import IntArray, Placed, Predictions, place
-from fedskew.evaluation.counts import Counts, Sums, count_few
+from fedskew.evaluation.counts import Counts, Sums
+from fedskew.evaluation.few import count_few
 from fedskew.evaluation.scores import Score, Together
 
 TOGETHER = 200_000  # scores (samples times classes) that are counted in one go
@@ -35,12 +36,14 @@ class Tally:
         self.made: Counts | None = None  # otherwise: their sum, which takes less memory; None: there are none
         self.waiting: list[Predictions] = []  # that are still to be counted
         self.places: list[int] = []  # whose these are
+        self.sizes: list[int] = []  # and how many samples each has
         self.size = 0  # how many scores (samples times classes) these have
 
     def add(self, score: Score) -> None:
         """Add the score of one client."""
         made = score.made
-        self._append([score.correct], [score.total], [score.loss], made if isinstance(made, Predictions) else None)
+        waits = made if isinstance(made, Predictions) else None
+        self._append([score.correct], [score.total], [score.loss], waits, [score.samples])
         if isinstance(made, Counts):
             self._sums(made.classes).add(made)
             if self.each:
@@ -49,8 +52,11 @@ class Tally:
 
     def add_together(self, scored: Together) -> None:
         """Add the scores of several clients."""
-        correct, total = scored.by_class()
-        self._append(correct.tolist(), total.tolist(), scored.losses, scored.made)
+        if scored.made is None:
+            correct, total = (table.tolist() for table in scored.by_class())
+        else:  # they are counted with the rest
+            correct = total = [()] * len(scored.sizes)
+        self._append(correct, total, scored.losses, scored.made, scored.sizes)
         self.uncounted = self.uncounted or scored.made is None
 
     def _append(
@@ -59,6 +65,7 @@ class Tally:
         total: Sequence[Sequence[int]],
         losses: Sequence[float],
         made: Predictions | None,
+        sizes: Sequence[int],
     ) -> None:
         first, clients = len(self.losses), len(losses)
         self.correct += correct
@@ -69,6 +76,7 @@ class Tally:
         if made is not None:
             self.waiting.append(made)
             self.places += range(first, first + clients)
+            self.sizes += sizes
             self.size += made.log_p.numel()
             if self.size > TOGETHER:
                 count_waiting([self])
@@ -86,23 +94,30 @@ class Tally:
         classes = placed.keys.shape[1]
         self._sums(classes).add_placed(placed)
         if self.each:
-            total = np.array([self.total[i] for i in self.places])
-            rows = np.repeat(np.arange(len(total)) * classes, total.sum(axis=1))
-            said: IntArray = np.bincount(rows + placed.predicted, minlength=total.size).reshape(total.shape)
-            for i, row, auroc in zip(self.places, said, part_aurocs(placed, total), strict=True):
-                self.predicted[i], self.aurocs[i] = row.tolist(), auroc
-        self.waiting, self.places, self.size = [], [], 0
+            shape = len(self.sizes), classes
+            rows = np.repeat(np.arange(shape[0]) * classes, self.sizes)
+            true = rows + placed.y
+            places = true[placed.y == placed.predicted], true, rows + placed.predicted
+            correct, total, said = (np.bincount(at, minlength=shape[0] * classes).reshape(shape) for at in places)
+            self._fill(correct, total, said, part_aurocs(placed, total))
+        self._clear()
 
-    def take(self, counts: Counts, clients: Iterator[tuple[list[int], float | None]]) -> None:
-        """Add the counts of the predictions that wait; `clients`: samples predicted as each class, and auroc."""
+    def take(self, counts: Counts) -> None:
+        """Add the counts of the predictions that wait."""
         if self.sums is None and self.made is None:
             self.made = counts
         else:
             self._sums(counts.classes).add(counts)
-        if self.each:
-            for i in self.places:
-                self.predicted[i], self.aurocs[i] = next(clients)
-        self.waiting, self.places, self.size = [], [], 0
+        self._clear()
+
+    def _fill(self, correct: IntArray, total: IntArray, said: IntArray, aurocs: Sequence[float | None]) -> None:
+        """Note of each client that waits its tables by class, and its area under the ROC curve."""
+        rows = zip(self.places, correct.tolist(), total.tolist(), said.tolist(), aurocs, strict=True)
+        for i, *row in rows:
+            self.correct[i], self.total[i], self.predicted[i], self.aurocs[i] = row
+
+    def _clear(self) -> None:
+        self.waiting, self.places, self.sizes, self.size = [], [], [], 0
 
     @property
     def counts(self) -> Counts | None:
@@ -132,17 +147,19 @@ def count_waiting(tallies: Sequence[Tally]) -> None:
     if not filled:
         return
     filled.sort(key=lambda tally: tally.each)
-    placed = place(Predictions.cat([made for tally in filled for made in tally.waiting]))
-    sizes = [sum(len(made.y) for made in tally.waiting) for tally in filled]
-    if placed.keys.size <= FEW:
-        parts = [sum(tally.total[i]) for tally in filled if tally.each for i in tally.places]
-        found, aurocs, said = count_few(placed, sizes, parts)
-        clients = iter(zip(said.tolist(), aurocs, strict=True))
-        for tally, counts in zip(filled, found, strict=True):
-            tally.take(counts, clients)
+    made = [made for tally in filled for made in tally.waiting]
+    models = [sum(tally.sizes) for tally in filled]
+    if sum(tally.size for tally in filled) <= FEW:
+        few = count_few(made, models, [size for tally in filled if tally.each for size in tally.sizes])
+        start = 0
+        for tally, counts in zip(filled, few.models, strict=True):
+            if tally.each:
+                mine = slice(start, start := start + len(tally.sizes))
+                tally._fill(few.correct[mine], few.total[mine], few.predicted[mine], few.aurocs[mine])
+            tally.take(counts)
         return
-    end = 0
-    for tally, size in zip(filled, sizes, strict=True):
+    placed, end = place(Predictions.cat(made)), 0
+    for tally, size in zip(filled, models, strict=True):
         start, end = end, end + size
         tally.count(placed.rows(start, end))
 
