@@ -127,7 +127,7 @@ def add_heat(page: Page, tasks: Sequence[Task], title: str, over: Read, margin: 
         count = counts[method]
         if ranked:
             text = f"{count['win']} / {count['tie']} / {count['loss']}" if method != BASELINE else "–"
-            line.append((text, count["win"] - count["loss"], "", ""))
+            line.append((text, count["win"] - count["loss"], "tally", ""))
         if any(each[0] not in ("", "–") for each in line[1 : 1 + len(tasks)]):
             lines_.append((row, line))
     about = [""] + [f"{task.title}. {task.why}" for task in tasks] + [""]
