@@ -120,7 +120,7 @@ def test_the_table_is_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
 
 def test_the_docs_show_the_table_that_is_kept() -> None:
     root = Path(__file__).parents[2]
-    kept = regret.read_regrets(root / "results" / "regret.json")
+    kept = regret.read_regrets(root / "results" / "advise" / "regret.json")
     page = (root / "docs" / "advise.md").read_text()
     assert all(mark in page for mark in regret.MARKS)
     assert not kept or table(kept) in page

@@ -1,6 +1,6 @@
 """How good the advice is: leave one task of the board out, ask for advice on it, and look up what the board says.
 
-    python -m fedskew.studies.regret --results results/regret.json --docs docs/advise.md
+    python -m fedskew.studies.regret --results results/advise/regret.json --docs docs/advise.md
 
 It does every task that has evidence and is not in the results with that evidence; run it again to resume, or when the
 board has another task.
