@@ -18,10 +18,10 @@ from fedskew.experiment.config import read_toml
 from fedskew.experiment.progress import PROGRESS, StudyProgress
 from fedskew.experiment.run_directory import find_runs, read_settings
 from fedskew.studies.advise import advising, finals, race, shortlist
-from fedskew.studies.advise.advice import no_better_than_guessing, unsettled, warnings
 from fedskew.studies.advise.budget import Budget
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.profile import Profile
+from fedskew.studies.advise.remarks import no_better_than_guessing, unsettled, warnings
 from fedskew.studies.advise.scoring import Candidate, Score, Scorer
 from fedskew.studies.advise.verdict import decide
 

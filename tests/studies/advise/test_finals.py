@@ -16,12 +16,12 @@ import torch
 
 import fedskew
 from fedskew.federation.simulate.simulation import Simulation
-from fedskew.studies.advise.advice import open_lead, short_sentence, too_little
 from fedskew.studies.advise.budget import Budget, BudgetUsed
 from fedskew.studies.advise.finals import MOST, Finals, finalists, on_test, run_finals, seeds_after
 from fedskew.studies.advise.goal import Goal
 from fedskew.studies.advise.promotion import Fate
 from fedskew.studies.advise.race import Race, Rung
+from fedskew.studies.advise.remarks import open_lead, short_sentence, too_little
 from fedskew.studies.advise.scoring import Candidate, Score, Scorer, State
 from fedskew.studies.advise.verdict import Verdict, decide, margins_of
 
