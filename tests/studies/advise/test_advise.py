@@ -392,3 +392,11 @@ def test_advice_goes_on_only_where_everything_that_was_asked_is_the_same() -> No
     assert len(found | {advising.fingerprint(**asked)}) == len(others) + 1
     other_method = replace(SMALL, method=fedskew.METHODS["fedprox"](), seed=7)  # neither is asked for
     assert advising.fingerprint(**asked | {"base": other_method}) == advising.fingerprint(**asked)
+
+
+def test_a_run_is_predicted_by_its_preparation_and_its_rounds(tmp_path: Path) -> None:
+    """5 rounds of 2 seconds, after 3 seconds of preparation that do not grow with the rounds."""
+    for unit, cost in (("seconds", 13.0), ("rounds", 5.0)):
+        scorer = Scorer(SMALL, Goal("own", "accuracy"), tmp_path / unit, Budget(60, unit), every=1)
+        scorer.speeds["fedavg"], scorer.preparing = 2.0, 3.0
+        assert scorer.predicted(Candidate("fedavg", 0.1), 0, 5) == cost
